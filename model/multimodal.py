@@ -65,6 +65,9 @@ class Vision:
         rotary_axes: Axes of its rotary positions. With one, a token's position is that in the sequence. With several,
             features stand where their images say (`PromptImage.positions`), and text goes on after them.
         deepstack: As in `model.decoder.Decoder`.
+        pair_axes: Axis that each rotated pair of the text model's heads turns by: 0 time, 1 row, 2 column. Empty for a
+            model with one axis.
+        unserved: Why the model's images are not served; empty where they are.
     """
 
     text: str
@@ -74,6 +77,8 @@ class Vision:
     fields: Fields = field(repr=False, compare=False)
     rotary_axes: int = 1
     deepstack: tuple[int, ...] = ()
+    pair_axes: tuple[int, ...] = ()
+    unserved: str = ""
 
 
 def _text(
@@ -90,6 +95,10 @@ def _text(
     }
 
 
+QWEN2_VL_TEXT = _text(
+    152064, 8192, 29568, 80, 64, 32768, num_key_value_heads=8, rope_theta=1e6, rms_norm_eps=1e-5, max_window_layers=80,
+    sliding_window=4096, bos_token_id=151643, eos_token_id=151645,
+)  # fmt: skip
 TEXTS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", _text(32000, 4096, 11008, 32, 32, 2048, eos_token_id=2)),
     "mistral": (
@@ -98,6 +107,18 @@ TEXTS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2ForCausalLM", _text(151936, 4096, 22016, 32, 32, 32768, num_key_value_heads=32)),
     "gemma": ("GemmaForCausalLM", _text(256000, 3072, 24576, 28, 16, 8192, num_key_value_heads=16, eos_token_id=1)),
     "gemma2": ("Gemma2ForCausalLM", _text(256000, 2304, 9216, 26, 8, 8192, num_key_value_heads=4, eos_token_id=1)),
+    "gemma4_text": (
+        "Gemma4ForCausalLM", _text(262144, 2304, 9216, 30, 8, 131072, num_key_value_heads=4, eos_token_id=1),
+    ),
+    "qwen2_vl_text": ("Qwen2ForCausalLM", QWEN2_VL_TEXT),
+    "qwen2_5_vl_text": ("Qwen2ForCausalLM", QWEN2_VL_TEXT),
+    "qwen3_vl_text": ("Qwen3ForCausalLM",
+        _text(151936, 4096, 22016, 32, 32, 128000, num_key_value_heads=32, rope_theta=5e5)),
+    "qwen3_vl_moe_text": ("Qwen3MoeForCausalLM",
+        _text(151936, 2048, 5632, 24, 16, 128000, num_key_value_heads=16, rope_theta=5e5, moe_intermediate_size=1408,
+              num_experts_per_tok=4, num_local_experts=60, norm_topk_prob=True)),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", _text(248320, 4096, 12288, 32, 16, 32768, num_key_value_heads=4)),
+    "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", _text(248320, 2048, 0, 40, 16, 32768, num_key_value_heads=2)),
 }  # fmt: skip
 """Architecture and defaults of the config class, by 'model_type' of the text model."""
 
@@ -137,6 +158,8 @@ def read_text(fields: Fields, kind: "VisionLanguageFamily") -> tuple[str, Fields
         CheckpointError: The text model is not supported, or a field has a wrong type.
     """
     section = fields.section("text_config")
+    if kind.flat and "text_config" not in fields:
+        section = fields.having({"model_type": None})
     name = section.get("model_type", str, kind.text)
     if name not in kind.texts:
         raise section.refuse("model_type", f"a text model that is none of {', '.join(kind.texts)} is not supported")
@@ -194,13 +217,18 @@ def check_tower(where: str, tower: TowerShape) -> None:
     Raises:
         CheckpointError: The shape is not possible.
     """
-    if tower.hidden % tower.heads:
-        raise CheckpointError(f"{where}: a vision encoder {tower.hidden} wide cannot have {tower.heads} heads")
+    check_heads(where, tower)
     if not 1 <= tower.image // tower.patch <= MOST_PATCHES_ACROSS:
         raise CheckpointError(
             f"{where}: images of {tower.image} pixels hold {tower.image // tower.patch} patches of {tower.patch} in a "
             f"row, must hold 1 to {MOST_PATCHES_ACROSS}"
         )
+
+
+def check_heads(where: str, tower: TowerShape) -> None:
+    """Checks that heads divide the width. Raises CheckpointError, with the file name `where`."""
+    if tower.hidden % tower.heads:
+        raise CheckpointError(f"{where}: a vision encoder {tower.hidden} wide cannot have {tower.heads} heads")
 
 
 def read_vision(fields: Fields, kind: "VisionLanguageFamily", text: str) -> Vision:
@@ -235,6 +263,7 @@ class VisionLanguageFamily:
         first_position: Number of a sequence's first position.
         texts: Values of 'model_type' that the text model may have.
         reader: Reads the vision part from all of config.json, the family, and the text model's architecture.
+        flat: Whether config.json may hold the text model's fields beside its own, without a 'text_config'.
     """
 
     text: str
@@ -246,12 +275,4 @@ class VisionLanguageFamily:
     first_position: int = 0
     texts: tuple[str, ...] = ("llama", "mistral", "qwen2", "gemma", "gemma2")
     reader: Callable[[Fields, "VisionLanguageFamily", str], Vision] = read_vision
-
-
-KINDS = {
-    PALIGEMMA: VisionLanguageFamily("gemma", "siglip_vision_model", 256000, tied=True, prefix_lm=True, first_position=1,
-                    texts=("gemma", "gemma2")),
-    LLAVA: VisionLanguageFamily("llama", "clip_vision_model", 32000, tied_by_text=True),
-    IDEFICS3: VisionLanguageFamily("llama", "idefics3_vision", 128257),
-    SMOLVLM: VisionLanguageFamily("llama", "smolvlm_vision", 128257),
-}  # fmt: skip
+    flat: bool = False

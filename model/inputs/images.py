@@ -1,8 +1,8 @@
 """Decodes images to pixels, within limits that are checked before decoding. Imports no torch.
 
-The pixels are those that transformers loads from a file. The image is turned upright as EXIF says. The first picture
-of a JPEG with several counts. Any mode (grey, palette, 16 bits, CMYK) is converted to RGB by Pillow, and
-transparency is dropped.
+The pixels are those that transformers' processors convert an image to. The image is turned upright as EXIF says. The
+first picture of a JPEG with several counts. Any mode (grey, palette, 16 bits, CMYK) is converted to RGB by Pillow. A
+transparent image stands on white, so that the colours that it hides do not count.
 """
 
 import hashlib
@@ -62,7 +62,15 @@ def decode_image(data: bytes, name: str, limits: ImageLimits) -> Pixels:
     """
     with _opened(data, name, limits) as image:
         ImageOps.exif_transpose(image, in_place=True)
-        return np.asarray(image.convert("RGB"))
+        return np.asarray(_on_white(image))
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Converts an image to RGB."""
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image.convert("RGB")
+    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
 @contextmanager

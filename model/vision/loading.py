@@ -6,23 +6,28 @@ A missing or superfluous tensor is an error, as for text.
 from collections.abc import Callable
 
 from model.config import ModelConfig
+from model.forward import ImageEncoder
+from model.gemma4_vision import GEMMA4
 from model.inputs.vision.processed import Normalisation
 from model.inputs.vision.processor import read_processor
 from model.inputs.vision.registry import read_image_normalisation
 from model.inputs.vision.split import tile_side
 from model.layers import read_activation
 from model.multimodal import IDEFICS3, LLAVA, NANO, PALIGEMMA, SMOLVLM, Vision
+from model.qwen_vl import QWEN
 from model.tensors import Tensors
 from model.vision.encoder import MLPProjector, Projector, ShuffledProjector, VisionEncoder
+from model.vision.gemma4_loading import load_gemma4_encoder
 from model.vision.nano import load_nano_encoder
+from model.vision.qwen import load_qwen_encoder
 from model.vision.towers import load_tower
 
 PATCHES = "embeddings.patch_embedding.weight"
 TOWERS = ("model.vision_tower.", "model.vision_tower.vision_model.", "vision_tower.vision_model.", "vision_tower.")
 
 
-def load_encoder(config: ModelConfig, tensors: Tensors) -> VisionEncoder | None:
-    """Loads the image encoder and its connector. None for a model of text alone.
+def load_encoder(config: ModelConfig, tensors: Tensors) -> ImageEncoder | None:
+    """Loads the image encoder and its connector. None for a model of text alone, or whose images are not served.
 
     Args:
         config: The model.
@@ -84,11 +89,13 @@ def _idefics3(config: ModelConfig, vision: Vision, tensors: Tensors, normalisati
     return VisionEncoder(tower, ShuffledProjector(factor, projection))
 
 
-Load = Callable[[ModelConfig, Vision, Tensors, Normalisation], VisionEncoder]
+Load = Callable[[ModelConfig, Vision, Tensors, Normalisation], ImageEncoder | None]
 LOADERS: dict[str, Load] = {
     PALIGEMMA: _paligemma,
     LLAVA: _llava,
     IDEFICS3: _idefics3,
     SMOLVLM: _idefics3,
     NANO: load_nano_encoder,
+    GEMMA4: load_gemma4_encoder,
+    **dict.fromkeys(QWEN, load_qwen_encoder),
 }

@@ -69,6 +69,21 @@ class Repeated:
 
 
 @dataclass(frozen=True, slots=True)
+class Enclosed:
+    """Gemma 4: repeats the placeholder for each feature of the image, between two tokens."""
+
+    marker: str
+    before: str
+    after: str
+    special_tokens: bool = True
+    leads: bool = False
+
+    def expand(self, text: str, images: Sequence[ProcessedImage]) -> str:
+        strings = [f"{self.before}{self.marker * image.tokens}{self.after}" for image in images]
+        return interleaved(pieces(text, self.marker, len(images)), strings)
+
+
+@dataclass(frozen=True, slots=True)
 class ImagesFirst:
     """PaliGemma: images, the token that begins a text, the text, a new line.
 

@@ -1,5 +1,6 @@
 """Reads the image inputs of each architecture."""
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,16 +8,21 @@ from pathlib import Path
 
 from model.config import ModelConfig
 from model.errors import CheckpointError
+from model.gemma4_vision import BEGIN, END, GEMMA4, read_pooled_shape, vision_fields
 from model.inputs.tokenizer import Tokenizer
+from model.inputs.vision.any_resolution import read_any_resolution
 from model.inputs.vision.inputs import ImageInputs
 from model.inputs.vision.nano import NanoTiles
+from model.inputs.vision.patch_budget import read_centred, read_patch_budget
 from model.inputs.vision.processed import UNIT, Normalisation
 from model.inputs.vision.processor import CLIP_MEAN, CLIP_STD, HALF, read_normalisation, read_processor
-from model.inputs.vision.prompts import ImagesFirst, Leading, NanoStrings, Prompt, Repeated, TiledStrings
+from model.inputs.vision.prompts import Enclosed, ImagesFirst, Leading, NanoStrings, Prompt, Repeated, TiledStrings
 from model.inputs.vision.single import is_siglip, read_single_tile
 from model.inputs.vision.split import read_split_tiles, tile_side
 from model.multimodal import IDEFICS3, LLAVA, NANO, PALIGEMMA, SMOLVLM, Vision
+from model.qwen_vl import QWEN, read_grid_shape
 
+log = logging.getLogger("quire.model")
 NAME = re.compile(r"r(\d+)c(\d+)")
 
 
@@ -42,12 +48,15 @@ class VisionCheckpoint:
 
 
 def read_image_inputs(directory: Path, config: ModelConfig, tokenizer: Tokenizer) -> ImageInputs | None:
-    """Reads a model's image inputs. None for a model of text alone.
+    """Reads a model's image inputs. None for a model of text alone, or whose images are not served.
 
     Raises:
         CheckpointError: Its files do not say how it takes images, or contradict one another.
     """
     if config.vision is None:
+        return None
+    if config.vision.unserved:
+        log.warning("Images are not served: %s. Prompts of text are.", config.vision.unserved)
         return None
     return READERS[config.architecture](VisionCheckpoint(directory, tokenizer, config, config.vision))
 
@@ -60,8 +69,12 @@ def read_image_normalisation(directory: Path, config: ModelConfig) -> Normalisat
     """
     if config.architecture == NANO:
         return UNIT
+    if config.vision is not None and config.vision.unserved:
+        return UNIT
     fields = read_processor(directory)
-    if config.architecture == LLAVA and not is_siglip(fields):
+    if config.architecture == GEMMA4:
+        return read_centred(fields)
+    if config.architecture in QWEN or (config.architecture == LLAVA and not is_siglip(fields)):
         return read_normalisation(fields, CLIP_MEAN, CLIP_STD)
     return read_normalisation(fields, HALF, HALF)
 
@@ -145,10 +158,31 @@ def _nano(checkpoint: VisionCheckpoint) -> ImageInputs:
     return ImageInputs(tiles, NanoStrings(marker, longest is not None, overview, names), vision.image_token_id)
 
 
+def _qwen(checkpoint: VisionCheckpoint) -> ImageInputs:
+    config, vision = checkpoint.config, checkpoint.vision
+    grid = read_grid_shape(vision.fields, config.architecture, vision.tower)
+    process = read_any_resolution(read_processor(checkpoint.directory), vision.tower.patch, grid.merge, grid.frames)
+    return ImageInputs(process, Repeated(checkpoint.marker), vision.image_token_id)
+
+
+def _gemma4(checkpoint: VisionCheckpoint) -> ImageInputs:
+    vision, fields = checkpoint.vision, checkpoint.vision.fields
+    own = read_pooled_shape(fields)
+    process = read_patch_budget(read_processor(checkpoint.directory), vision.tower.patch, own.side)
+    most = process.features * own.side
+    if most > own.places:
+        raise vision_fields(fields).refuse("position_embedding_size", f"an image may have {most} patches in a row")
+    before = checkpoint.token(fields.get("boi_token_id", int, BEGIN))
+    after = checkpoint.token(fields.get("eoi_token_id", int, END))
+    return ImageInputs(process, Enclosed(checkpoint.marker, before, after), vision.image_token_id)
+
+
 READERS: dict[str, Callable[[VisionCheckpoint], ImageInputs]] = {
     PALIGEMMA: _paligemma,
     LLAVA: _llava,
     IDEFICS3: _idefics3,
     SMOLVLM: _idefics3,
     NANO: _nano,
+    GEMMA4: _gemma4,
+    **dict.fromkeys(QWEN, _qwen),
 }

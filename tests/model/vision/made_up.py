@@ -1,4 +1,4 @@
-"""A made-up family whose images have any resolution: the product has none yet.
+"""A made-up family whose images have any resolution, with more depths and other places than the product's have.
 
 Its processor keeps an image's size, in squares of 8 pixels. Its encoder makes one feature of each square, at three
 depths. Its text model is a Llama that turns by three axes and adds two of the depths after layers 0 and 2. All of it
@@ -32,11 +32,12 @@ from model.inputs.vision.prompts import Repeated
 from model.inputs.vision.registry import VisionCheckpoint
 from model.inputs.vision.resize import resized, stacked
 from model.layers import Product
-from model.multimodal import KINDS, TEXTS, TowerShape, Vision, VisionLanguageFamily
+from model.multimodal import TEXTS, TowerShape, Vision, VisionLanguageFamily
 from model.tensors import Tensors
 from model.vision import loading
 from model.vision.tower import EncoderLayer, TowerAttention
 from model.vision.towers import activation_of, load_mlp, norm
+from model.vision_families import KINDS
 from tests.model.vision import checkpoints
 from tests.model.vision.cases import IMAGE, TEXT
 from tests.support.sectioned import sectioned

@@ -66,7 +66,7 @@ def greedy(model: nn.Module, values: dict[str, torch.Tensor]) -> list[int]:
             tokens.append(int(model(**values, use_cache=False).logits[0, -1].argmax()))
             last = torch.tensor([tokens[-1:]])
             ones = torch.ones_like(last)
-            grown = {"input_ids": last, "attention_mask": ones, "token_type_ids": ones}
+            grown = {"input_ids": last, "attention_mask": ones, "token_type_ids": ones, "mm_token_type_ids": ones - 1}
             values = values | {key: torch.cat([values[key], more], 1) for key, more in grown.items() if key in values}
     return tokens
 

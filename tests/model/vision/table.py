@@ -14,6 +14,13 @@ FAMILIES: dict[type[hf.PretrainedConfig], str] = {
     hf.LlavaConfig: "LLaVA 1.5",
     hf.Idefics3Config: "Idefics3",
     hf.SmolVLMConfig: "SmolVLM",
+    hf.Gemma4Config: "Gemma 4",
+    hf.Qwen2VLConfig: "Qwen2-VL",
+    hf.Qwen2_5_VLConfig: "Qwen2.5-VL",
+    hf.Qwen3VLConfig: "Qwen3-VL",
+    hf.Qwen3VLMoeConfig: "Qwen3-VL MoE",
+    hf.Qwen3_5Config: "Qwen 3.5",
+    hf.Qwen3_5MoeConfig: "Qwen 3.5 MoE",
 }
 NANO = {
     "plain": "the first version, one square before the text",
@@ -33,7 +40,8 @@ HEAD = f"""
 What the tests in `tests/model/vision/` check of models that take images, each tiny and random too. For each of
 transformers':
 
-- Pixels, placeholders and ids equal those of transformers' processors, from either layout of the processor's files.
+- Pixels, grids, placeholders, ids and rotary positions equal those of transformers' processors and models, from either
+  layout of the processor's files, for images from 1 x 1 to 4,000 x 100 pixels. Transparent images stand on white.
 - Features and logits equal transformers', and so do greedy ids for {len(PROMPTS)} prompts with one or two images and
   {len(TEXTS)} without, {NEW} new ones each, in one mixed batch.
 - Ids are the same and logits have the same bits with pages of 1, 7 and 16 tokens, with few rows, pipelined, without the

@@ -1,7 +1,7 @@
 """Law: images of any resolution, on several rotary axes and at several depths, change no bit under any schedule.
 
-The product has no such family yet, so a made-up one stands for it (`made_up.py`). The engine's results are compared
-with a plain statement of a whole sequence.
+A made-up family (`made_up.py`) is compared with a plain statement of a whole sequence. Qwen's are compared with
+transformers in `test_engine.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -100,7 +100,7 @@ class Plainly:
         last = torch.tensor([n - 1])
         batch = ForwardBatch(torch.tensor(ids), axes, last, attention, attention.plan(shape))
         here = (torch.tensor(ids[:prompt]) == IMAGE).nonzero()[:, 0]
-        x, features = self.decoder.embedding.tokens[torch.tensor(ids)], self._features(images, grids)
+        x, features = self.decoder.embedding.tokens.look_up(torch.tensor(ids)), self._features(images, grids)
         x[here] = features[0]
         for number, layer in enumerate(self.decoder.layers):
             x = layer(x, batch)

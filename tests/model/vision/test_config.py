@@ -9,7 +9,8 @@ import transformers as hf
 
 from model.config import ModelConfig, read_config
 from model.errors import CheckpointError
-from model.multimodal import IDEFICS3, KINDS, LLAVA, PALIGEMMA, SMOLVLM, TEXTS, TOWERS, TowerShape
+from model.multimodal import IDEFICS3, LLAVA, PALIGEMMA, SMOLVLM, TEXTS, TOWERS, TowerShape
+from model.vision_families import KINDS
 
 CLASSES = {
     PALIGEMMA: hf.PaliGemmaConfig, LLAVA: hf.LlavaConfig, IDEFICS3: hf.Idefics3Config, SMOLVLM: hf.SmolVLMConfig,

@@ -32,11 +32,13 @@ def near(ours: torch.Tensor, theirs: torch.Tensor, off: float = NEAR) -> bool:
 def test_features_are_those_of_transformers(case: Case, shelf: Shelf) -> None:
     for seed, size in enumerate(SIZES):
         image = picture(*size, seed)
-        ours = forward.features_of(shelf.decoder(case), [shelf.inputs(case).process(image)])[0]
+        ours = forward.features_of(shelf.decoder(case), [shelf.inputs(case).process(image)])
         values = reference.inputs(shelf.processor(case), "<image>", [image])
         assert near(ours, reference.features(shelf.reference(case), values))
 
 
+PAGED = ("qwen3.5-vl", "qwen3.5-vl-moe")
+"""States of text models are tested with an engine, which has their pages."""
 PROMPTS = ("<image>the cat sat", "that <image>sat <image>\non the <image> rat", "the cat sat on <image>")
 
 
@@ -72,7 +74,7 @@ def test_logits_of_paligemma_are_those_of_transformers(name: str, shelf: Shelf) 
         assert not near(forward.logits(decoder, config, ids, tiles), theirs, 1e-2)  # causal attention is another
 
 
-@pytest.mark.parametrize("case", CAUSAL, ids=str)
+@pytest.mark.parametrize("case", [case for case in CAUSAL if case.name not in PAGED], ids=str)
 def test_chunks_change_no_bit(case: Case, shelf: Shelf) -> None:
     """Wherever they end, in an image too."""
     config, decoder = read_config(shelf.checkpoint(case)), shelf.decoder(case)

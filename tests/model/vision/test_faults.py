@@ -15,6 +15,8 @@ from model.forward import ForwardBatch
 from model.inputs.vision.processed import ProcessedImage
 from model.layers import gelu, quick_gelu
 from model.vision.encoder import MLPProjector, ShuffledProjector, VisionEncoder
+from model.vision.gemma4 import Clipped, PooledEncoder
+from model.vision.grid_tower import GridEncoder, LearnedPlaces
 from model.vision.tower import Tower
 from tests.model.vision import forward, reference
 from tests.model.vision.cases import BY_NAME, Case
@@ -159,6 +161,69 @@ def last_kept(vision: VisionEncoder) -> VisionEncoder:
     return replace(vision, connector=lambda x: replace(old, skipped=0)(x[:, :-1]))
 
 
+def grid(change: Callable[[GridEncoder], GridEncoder]) -> Callable[[Decoder], Decoder]:
+    def faulty(decoder: Decoder) -> Decoder:
+        assert isinstance(decoder.vision, GridEncoder)
+        return replace(decoder, vision=change(decoder.vision))
+
+    return faulty
+
+
+def pooled(change: Callable[[PooledEncoder], PooledEncoder]) -> Callable[[Decoder], Decoder]:
+    def faulty(decoder: Decoder) -> Decoder:
+        assert isinstance(decoder.vision, PooledEncoder)
+        return replace(decoder, vision=change(decoder.vision))
+
+    return faulty
+
+
+def unbounded(old: PooledEncoder) -> PooledEncoder:
+    """Queries of the first layer have no bounds."""
+    first = old.layers[0]
+    assert isinstance(first.attention.queries, Clipped)
+    plain = replace(first.attention, queries=first.attention.queries.product)
+    return replace(old, layers=[replace(first, attention=plain), *old.layers[1:]])
+
+
+def windowed(where: Callable[[int], bool]) -> Callable[[Decoder], Decoder]:
+    """Other layers of the encoder have windows."""
+    return grid(
+        lambda old: replace(old, layers=[replace(layer, windowed=where(i)) for i, layer in enumerate(old.layers)])
+    )
+
+
+def merged(change: Callable[[Tensor], Tensor]) -> Callable[[Decoder], Decoder]:
+    """The merger gets other patches."""
+    return grid(lambda old: replace(old, merger=lambda x: old.merger(change(x))))
+
+
+def turned(axes: Callable[[tuple[int, ...]], list[int]]) -> Callable[[Decoder], Decoder]:
+    """The text model's pairs turn by other axes."""
+
+    def faulty(decoder: Decoder) -> Decoder:
+        layers: list[Any] = list(decoder.layers)
+        rope = layers[0].attention.rope
+        other = rope.with_axes(axes(rope.axes))
+        return replace(decoder, layers=[replace(one, attention=replace(one.attention, rope=other)) for one in layers])
+
+    return faulty
+
+
+def by_row_of_squares(x: Tensor) -> Tensor:
+    """A square's patches are those of a row."""
+    return x.unflatten(0, (-1, 2, 2)).transpose(0, 1).flatten(0, 2)
+
+
+class OtherPlaces:
+    """Learned positions of places that are turned around."""
+
+    def __init__(self, old: LearnedPlaces) -> None:
+        self.old = old
+
+    def __call__(self, places: Tensor, size: tuple[int, int]) -> Tensor:
+        return self.old(places.flip(0), size[::-1])
+
+
 FAULTS = (
     Fault("one layer too many read", "llava-clip", tower(taps=(2,))),
     Fault("the other of two layers first", "llava-layers", tower(taps=lambda old: old.taps[::-1])),
@@ -187,6 +252,36 @@ FAULTS = (
     Fault("another activation", "llava-clip", activation),
     Fault("another activation", "smolvlm", activation),
     Fault("two heads for four", "idefics3", heads),
+    Fault("patches that do not turn", "qwen2-vl",
+          grid(lambda old: replace(old, frequencies=old.frequencies * 0))),
+    Fault("patches that turn as fast as others", "qwen2.5-vl",
+          grid(lambda old: replace(old, frequencies=old.frequencies.flip(0)))),
+    Fault("no windows", "qwen2.5-vl", windowed(lambda _: False)),
+    Fault("windows in all layers", "qwen2.5-vl", windowed(lambda _: True)),
+    Fault("windows one layer too late", "qwen2.5-vl", windowed(lambda number: number in (1, 3))),
+    Fault("windows of another size", "qwen2.5-vl", grid(lambda old: replace(old, across=old.across + 1))),
+    Fault("squares of a row's patches", "qwen2-vl", merged(by_row_of_squares)),
+    Fault("no learned positions", "qwen3-vl", grid(lambda old: replace(old, places=None))),
+    Fault("learned positions column by column", "qwen3-vl",
+          grid(lambda old: replace(old, places=OtherPlaces(old.places)))),  # type: ignore[arg-type]
+    Fault("features read one layer too late", "qwen3-vl",
+          grid(lambda old: replace(old, taps={layer + 1: merger for layer, merger in old.taps.items()}))),
+    Fault("features of the other layer", "qwen3-vl",
+          grid(lambda old: replace(old, taps=dict(zip(old.taps, reversed(old.taps.values()), strict=True))))),
+    Fault("no further features", "qwen3-vl-moe", lambda decoder: replace(decoder, deepstack=())),
+    Fault("features one layer too late", "qwen3-vl-moe", lambda decoder: replace(decoder, deepstack=(1, 0))),
+    Fault("patches that do not turn", "gemma4-vision",
+          pooled(lambda old: replace(old, frequencies=old.frequencies * 0))),
+    Fault("learned positions of rows for columns", "gemma4-vision",
+          pooled(lambda old: replace(old, places=old.places.flip(0)))),
+    Fault("features neither moved nor scaled", "gemma4-vision-clipped",
+          pooled(lambda old: replace(old, standard=None))),
+    Fault("no bounds of queries", "gemma4-vision-clipped", pooled(unbounded)),
+    Fault("features not normalised", "gemma4-vision",
+          pooled(lambda old: replace(old, projection_norm=lambda x: x))),
+    Fault("sections in turn", "qwen2-vl", turned(lambda axes: [pair % 3 for pair in range(len(axes))])),
+    Fault("axes in sections", "qwen3-vl", turned(lambda axes: sorted(axes))),
+    Fault("rows for columns", "qwen3-vl-moe", turned(lambda axes: [(0, 2, 1)[axis] for axis in axes])),
 )  # fmt: skip
 
 

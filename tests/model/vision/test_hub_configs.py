@@ -39,7 +39,7 @@ each = pytest.mark.parametrize("published", PUBLISHED, ids=str)
 def one_of_each(values: Callable[[Published], object]) -> pytest.MarkDecorator:
     """Takes configs that differ in what a test reads of them: SmolVLM's differ in sizes of their text models alone."""
     distinct = {json.dumps(values(published), sort_keys=True): published for published in reversed(PUBLISHED)}
-    return pytest.mark.parametrize("published", reversed(distinct.values()), ids=str)
+    return pytest.mark.parametrize("published", list(reversed(distinct.values())), ids=str)
 
 
 Made = Callable[[Published], Path]

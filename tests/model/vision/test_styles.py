@@ -15,7 +15,7 @@ from model.config import read_config
 from model.errors import CheckpointError
 from tests.model.families.styles import Tensors, edit_tensors, renamed
 from tests.model.vision import forward
-from tests.model.vision.cases import BY_NAME, CASES, Case
+from tests.model.vision.cases import BY_NAME, CASES, GRIDS, QWEN, Case
 from tests.model.vision.conftest import Shelf, load_decoder
 from tests.model.vision.pictures import picture
 
@@ -51,21 +51,30 @@ def with_buffers(tensors: Tensors) -> Tensors:
     return tensors | extra
 
 
+def with_experts_turned(tensors: Tensors) -> Tensors:
+    """Experts as transformers 4 saved those of Qwen3-VL."""
+    return {name: one.transpose(1, 2).contiguous() if ".experts." in name else one for name, one in tensors.items()}
+
+
 INSIDE = (r"^vision_tower\.", "vision_tower.vision_model.")
 OUTSIDE = (
     (r"^language_model\.lm_head\.", "lm_head."),
     (r"^language_model\.model\.", "model.language_model."),
     (r"^(vision_tower|multi_modal_projector)\.", r"model.\1."),
 )
+BESIDE = ((r"^model\.language_model\.", "model."), (r"^model\.visual\.", "visual."))
+TILED = [case for case in CASES if case.kind not in GRIDS]
 LLAVA_LIKE = [case for case in CASES if case.name.startswith(("llava", "paligemma"))]
-IDEFICS_LIKE = [case for case in CASES if case not in LLAVA_LIKE]
+IDEFICS_LIKE = [case for case in TILED if case not in LLAVA_LIKE]
 TIED = [BY_NAME[name] for name in ("paligemma", "llava-pad", "smolvlm")]
 STYLED: list[tuple[Case, str, Callable[[Tensors], Tensors]]] = [
     *((case, "the Hub's", both(INSIDE)) for case in LLAVA_LIKE),
     *((case, "transformers 5's", both(*OUTSIDE)) for case in LLAVA_LIKE),
     *((case, "transformers 4.52's", both(INSIDE, *OUTSIDE)) for case in LLAVA_LIKE),
     *((case, "a head", with_head) for case in TIED),
-    *((case, "buffers", with_buffers) for case in CASES if case.name != "llava-siglip"),
+    *((case, "buffers", with_buffers) for case in TILED if case.name != "llava-siglip"),
+    *((BY_NAME[name], "transformers 4's", both(*BESIDE)) for name in ("qwen2-vl", "qwen2.5-vl")),
+    (BY_NAME["qwen3-vl-moe"], "experts as [in, out]", with_experts_turned),
 ]
 
 
@@ -109,9 +118,14 @@ def test_a_tensor_too_many_is_named(case: Case, shelf: Shelf, tmp_path: Path) ->
     directory = copied(shelf, case, tmp_path)
     path = directory / "model.safetensors"
     tensors = load_file(path)
-    patch = next(name for name in tensors if name.endswith("patch_embedding.weight"))
-    root = patch.removesuffix("embeddings.patch_embedding.weight")
-    for name in (f"{root}encoder.layers.0.self_attn.q_norm.weight", f"{root}encoder.layers.9.mlp.fc1.bias", "other"):
+    if case.kind in QWEN:
+        layers = "model.visual.blocks"
+    elif case.kind in GRIDS:
+        layers = "model.vision_tower.encoder.layers"
+    else:
+        patch = next(name for name in tensors if name.endswith("patch_embedding.weight"))
+        layers = patch.removesuffix("embeddings.patch_embedding.weight") + "encoder.layers"
+    for name in (f"{layers}.0.self_attn.q_norm.bias", f"{layers}.9.mlp.fc1.bias", "other"):
         save_file(tensors | {name: torch.zeros(3)}, path)
         with pytest.raises(CheckpointError, match=re.escape(name)):
             load_decoder(directory)

@@ -18,7 +18,7 @@ from model.inputs.vision.processed import Normalisation
 from model.inputs.vision.registry import read_image_normalisation
 from model.inputs.vision.split import LARGEST, bounded, scaled, whole
 from scheduler.invalid import InvalidRequest
-from tests.model.vision.cases import BY_NAME, CASES, IMAGE, Case
+from tests.model.vision.cases import BY_NAME, CASES, GRIDS, IMAGE, Case
 from tests.model.vision.conftest import Shelf, load_inputs
 from tests.model.vision.forward import encode
 from tests.model.vision.pictures import picture
@@ -34,7 +34,7 @@ def normalised(pixels: np.ndarray, by: Normalisation) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("classic", [True, False], ids=["preprocessor_config", "processor_config"])
-@each_case
+@pytest.mark.parametrize("case", [case for case in CASES if case.kind not in GRIDS], ids=str)
 def test_pixels_are_those_of_transformers(case: Case, classic: bool, shelf: Shelf) -> None:
     """Normalised in float32 here, in float64 there: within a millionth."""
     directory, processor = shelf.checkpoint(case, classic), shelf.processor(case).image_processor
