@@ -3,12 +3,42 @@
 A back end owns the KV pool: it allocates, writes and reads the bytes, and alone knows their layout.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateSegments:
+    """Runs of a step's tokens that the states of recurrent layers go through, cut where checkpoints are.
+
+    Attributes:
+        offsets: [n] int64. Packed offset of each segment's first token.
+        counts: [n] int64. Tokens of each.
+        sources: [pages of a state, n] int32. Pages with the state before the segment, NONE for the first tokens of a
+            sequence.
+        targets: [pages of a state, n] int32. Pages that get the state after it, NONE where none keeps it. They may be
+            the sources: a state is written in place.
+        follows: [n] bool. Whether the segment goes on from the one before it.
+    """
+
+    offsets: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    sources: NDArray[np.int32]
+    targets: NDArray[np.int32]
+    follows: NDArray[np.bool_]
+
+
+NONE = -1  # no page
+Advance = Callable[[Sequence[Tensor] | None, slice], Sequence[Tensor]]
+"""Runs a recurrent layer over neighbouring tokens of one sequence.
+
+Gets the state before them, None for the first tokens of a sequence, and the packed offsets of the tokens. Returns the
+state after them: float32, first the window of the convolution, then the matrices of all heads, each as one vector."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +52,7 @@ class StepShape:
         tables: [groups, rows, width] int32. Page ids by batch row; entries past a row's tokens are meaningless.
         bidirectional: [n] int64. Length of the bidirectional prefix of each slice's sequence. Its tokens see each other
             in both directions, whatever the window. A slice that begins in the prefix reaches to its end.
+        segments: What recurrent layers go through; None for a model without some.
     """
 
     slices: NDArray[np.int32]
@@ -29,6 +60,7 @@ class StepShape:
     slots: NDArray[np.int64]
     tables: NDArray[np.int32]
     bidirectional: NDArray[np.int64]
+    segments: StateSegments | None = None
 
 
 class AttentionBackend(Protocol):
@@ -53,7 +85,7 @@ class AttentionBackend(Protocol):
             plan: The plan of the step.
         """
 
-    def attend(self, layer: int, queries: Tensor, plan: Any) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, plan: Any, sinks: Tensor | None = None) -> Tensor:
         """Computes a layer's attention over the sequences' pages.
 
         All KV of the step must have been written. Attention is causal but for bidirectional prefixes. Sums run in
@@ -63,6 +95,7 @@ class AttentionBackend(Protocol):
             layer: Index of the layer in the model.
             queries: [tokens, heads, head_dim].
             plan: The plan of the step.
+            sinks: [heads] float32. Score of a further key of each head, whose value is 0 (gpt-oss, 2025). None: none.
 
         Returns:
             [tokens, heads, head_dim] in the dtype of the queries.
@@ -78,12 +111,16 @@ class AttentionBackend(Protocol):
     def export(self, pages: NDArray[np.int32], groups: NDArray[np.int32]) -> Tensor:
         """Returns pages in canonical form.
 
-        The form holds for each layer of the page's group K as [tokens, kv_heads, key_dim] and V as [tokens, kv_heads,
-        value_dim], then the scales of all layers if they have some, then zeros. Every back end reads and writes it.
+        A page of a state is as it is: float32 numbers, in the units of `cache_manager.states`.
+
+        The form of others holds for each layer of the page's group K as [tokens, kv_heads, key_dim] and V as [tokens,
+        kv_heads, value_dim], then the scales of all layers if they have some, then zeros. Every back end reads and
+        writes it.
 
         Args:
             pages: [n] int32.
-            groups: [n] int32. Layer group of each page.
+            groups: [n] int32. Page table that each page is in, as `KVLayout.tables` counts them: its layer group, or
+                behind these a page of a state.
 
         Returns:
             [n, page_bytes] uint8.
@@ -100,3 +137,17 @@ class AttentionBackend(Protocol):
 
     def poison(self, pages: NDArray[np.int32]) -> None:
         """Fills pages with NaN, so that a read of freed memory shows."""
+
+
+@runtime_checkable
+class StateBackend(Protocol):
+    """A back end whose pool has the states of recurrent layers too."""
+
+    def recur(self, layer: int, plan: Any, advance: Advance) -> None:
+        """Runs a recurrent layer over the step's tokens, and keeps its states.
+
+        Args:
+            layer: Index of the layer in the model.
+            plan: The plan of the step.
+            advance: Computes the layer, one segment after the other.
+        """

@@ -1,28 +1,33 @@
 """Paged attention by the kernels of the CPU, over pages in the layout that these read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cache_manager.layout import KVLayout, LayerGroup
-from model.attention.backend import StepShape
+from cache_manager.layout import KVLayout, KVShape, LayerGroup
+from model.attention.backend import StateSegments, StepShape
 from model.attention.visible_keys import VisibleKeys
 from model.cpu.kernels.attention import write_attention
-from model.cpu.kernels.eight_bit import EIGHT_BITS
-from model.cpu.kernels.element import ELEMENTS
+from model.cpu.kernels.eight_bit import EIGHT_BITS, EightBit
+from model.cpu.kernels.element import ELEMENTS, Element
 from model.cpu.kernels.heads import MOST_DIM, HeadNorm, write_heads
 from model.cpu.kernels.kv import BLOCK, Heads
+from model.cpu.kernels.latent import latents_call
+from model.cpu.kernels.math import LOG2E
 from model.cpu.kernels.mixing import SUMS, Shape, part_bytes, write_join
 from model.cpu.kernels.program import Call, Machine
 from model.cpu.kernels.rows import Writer
 from model.cpu.kernels.values import LANES
 from model.cpu.pages import Pages
 from model.cpu.pieces import Pieces, divide
+from model.cpu.recurrence import CpuStates
 
 SINGLE, SEVERAL = 0, 1
+MOST_RESULT = 2**17  # elements of a token's result; a thread has two such states of 4 bytes on its stack
+MOST_TOGETHER = 12  # query heads that share a latent and are one thread's work: two tokens of them fill SUMS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,11 +53,13 @@ class CpuPlan:
         tokens: Tokens of the step.
         tables: Page tables, which pieces hold addresses in, so they must live as long as the plan.
         groups: Plans of the layer groups.
+        segments: What recurrent layers go through; None for a model without some.
     """
 
     tokens: int
     tables: NDArray[np.int32]
     groups: tuple[CpuGroupPlan, ...]
+    segments: StateSegments | None = None
 
 
 class GroupCells:
@@ -102,16 +109,27 @@ class CpuGroup:
         return CpuGroup(group.window, heads, shapes, (scale or heads.dim**-0.5, soft_cap or 0.0), GroupCells())
 
 
-def why_not(layout: KVLayout, dtype: str) -> str | None:
-    """Returns why the kernels cannot read such pages, None if they can."""
+def why_not(layout: KVLayout, dtype: str, heads: int) -> str | None:
+    """Returns why the kernels cannot read such pages by so many query heads, None if they can."""
     if getattr(torch, dtype, None) not in ELEMENTS:
         return f"there are none for {dtype}"
     for kv in (group.shape for group in layout.groups):
-        if kv.key_dim != kv.value_dim:
+        if kv.latent and kv.value_dim % LANES:
+            return f"a latent has {kv.value_dim} elements, no multiple of {LANES}"
+        if kv.key_dim != kv.value_dim and not kv.latent:
             return f"keys have {kv.key_dim} elements a head, values {kv.value_dim}"
         if kv.key_dim % LANES or kv.key_dim > MOST_DIM:
             return f"a head has {kv.key_dim} elements, no multiple of {LANES} up to {MOST_DIM}"
+        if heads * kv.value_dim > MOST_RESULT:
+            return f"{heads} heads have values of {kv.value_dim} elements, more than {MOST_RESULT} in all"
     return None
+
+
+def _heads_of(kv: KVShape, heads: int, element: Element, rows: bool, kind: EightBit | None) -> Heads:
+    if not kv.latent:
+        return Heads(heads, kv.heads, kv.key_dim, element, rows, kind)
+    together = max(count for count in range(1, MOST_TOGETHER + 1) if heads % count == 0)
+    return Heads(heads, heads // together, kv.key_dim, element, rows, kind, latent=kv.value_dim)
 
 
 class CpuAttention:
@@ -147,15 +165,14 @@ class CpuAttention:
         self.machine = machine
         self._page_size = layout.page_size
         self._groups = [
-            CpuGroup.of(
-                group, Heads(heads, group.shape.heads, group.shape.key_dim, element, rows, kind), scale, soft_cap
-            )
+            CpuGroup.of(group, _heads_of(group.shape, heads, element, rows, kind), scale, soft_cap)
             for group in layout.groups
         ]
         self._place = {layer: (g, i) for g, group in enumerate(layout.groups) for i, layer in enumerate(group.layers)}
         self._pages = Pages(layout, pages, [group.heads for group in self._groups])
+        self.states = CpuStates(layout, self._pages.memory) if layout.recurrent else None
         self.rows = np.zeros(1, np.int64)
-        self._counters = np.zeros((len(self._place), 2), np.int64)
+        self._counters = np.zeros(2, np.int64)  # pieces of one layer that threads have claimed, of both kinds
         self._threads = machine.team.threads
         self._partial = torch.zeros(0, dtype=torch.uint8)
 
@@ -175,12 +192,14 @@ class CpuAttention:
             )
             for number, group in enumerate(self._groups)
         )  # fmt: skip
-        return CpuPlan(len(shape.positions), tables, groups)
+        return CpuPlan(len(shape.positions), tables, groups, shape.segments)
 
     def begin(self, plan: CpuPlan) -> None:
         """Sets the cells of a step, before its kernels run."""
         self.rows[0] = plan.tokens
         self._counters[:] = 0
+        if self.states is not None:
+            self.states.begin(plan.segments)
         pairs = list(zip(self._groups, plan.groups, strict=True))
         needed = max(of.pieces.parts * group.heads.heads * part_bytes(group.shapes[SINGLE]) for group, of in pairs)
         if needed > len(self._partial):
@@ -208,37 +227,40 @@ class CpuAttention:
         """Returns the pool from the layer's part of page 0 on, as bytes."""
         return self._pages.from_layer(*self._place[layer])
 
-    def calls(self, layer: int, queries: Tensor, out: Tensor) -> list[Call]:
+    def calls(self, layer: int, queries: Tensor, out: Tensor, sinks: Tensor | None = None) -> list[Call]:
         """Returns the calls of a layer's attention.
 
         Args:
             layer: Index of the layer in the model.
-            queries: [tokens, heads x head_dim] of the element.
-            out: The result, likewise.
+            queries: [tokens, heads x key_dim] of the element.
+            out: The result, [tokens, heads x value_dim].
+            sinks: See `AttentionBackend.attend`.
         """
         number, _ = self._place[layer]
-        group, counters, pool = self._groups[number], self._counters[layer], self.pool_of(layer)
+        group, pool = self._groups[number], self.pool_of(layer)
         cells, between = group.cells, self._pages.rows_a_page(number)
         stride = out.stride(0) * out.element_size()
+        scores = 0 if sinks is None else sinks.float() * LOG2E
         made = []
         for kind, pieces, count in ((SINGLE, "single", "singles"), (SEVERAL, "several", "severals")):
-            shape = group.shapes[kind]
+            shape = replace(group.shapes[kind], sinks=sinks is not None)
             made.append(
                 Call(
                     f"attention_{shape.name}",
                     write_attention(shape),
                     (
-                        cells.at(pieces), cells.at(count), cells.at("first"), cells.at("last"), counters[kind:],
-                        queries, out, stride, pool, cells.at("partial"), self._page_size, between, *group.scaling,
+                        cells.at(pieces), cells.at(count), cells.at("first"), cells.at("last"), self._counters[kind:],
+                        queries, out, stride, pool, cells.at("partial"), self._page_size, between, scores,
+                        *group.scaling,
                     ),
                 )
             )  # fmt: skip
-        join = group.shapes[SINGLE]
+        join = replace(group.shapes[SINGLE], sinks=sinks is not None)
         made.append(
             Call(
                 f"join_{join.name}",
                 write_join(join),
-                (cells.at("divided"), cells.at("divideds"), out, stride, cells.at("partial")),
+                (cells.at("divided"), cells.at("divideds"), out, stride, cells.at("partial"), scores, self._counters),
             )
         )
         return made
@@ -247,17 +269,27 @@ class CpuAttention:
 
     def write(self, layer: int, keys: Tensor, values: Tensor, plan: CpuPlan) -> None:
         h, slots, pool = self.heads_of(layer), self.slots(layer), self.pool_of(layer)
+        if h.latent:
+            self._run(plan, [self._keys_call(h, slots, keys.flatten(1).float(), pool)])
+            return
         both = torch.cat((keys, values), 1).flatten(1).float()
-        arguments = (self.rows, slots, slots, both, both.stride(0) * 4, 0, pool, 0, h.kv_heads, h.dim)
-        nothing = (0,) * 8  # neither rotated nor normalised
+        arguments = (self.rows, slots, slots, both, both.stride(0) * 4, 0, pool, 0, h.kv_heads, h.kv_heads, h.dim)
+        nothing = (0,) * 10  # neither rotated nor normalised
         call = Call(self.heads_name(None), self.heads_writer(None), (*arguments, *nothing))
         self._run(plan, [call])
 
-    def attend(self, layer: int, queries: Tensor, plan: CpuPlan) -> Tensor:
-        rounded = queries.to(self.heads_of(layer).element.dtype).flatten(1).contiguous()
-        out = torch.empty_like(rounded)
-        self._run(plan, self.calls(layer, rounded, out))
-        return out.view(queries.shape).to(queries.dtype)
+    def _keys_call(self, h: Heads, slots: int, keys: Tensor, pool: Tensor) -> Call:
+        """Makes the call that writes keys of latent attention, [tokens, key_dim] float32, as they are."""
+        no_queries, no_rotation, no_norm = (0,) * 5, (0,) * 3, (0, 0, 0.0)
+        arguments = self.rows, slots, slots, keys, keys.stride(0) * 4, *no_queries, pool, 0, 0, h.dim
+        return latents_call(h, (*arguments, *no_rotation, *no_norm), normed=False)
+
+    def attend(self, layer: int, queries: Tensor, plan: CpuPlan, sinks: Tensor | None = None) -> Tensor:
+        h = self.heads_of(layer)
+        rounded = queries.to(h.element.dtype).flatten(1).contiguous()
+        out = rounded.new_empty((len(queries), h.heads * h.value_dim))
+        self._run(plan, self.calls(layer, rounded, out, sinks))
+        return out.view(len(queries), h.heads, h.value_dim).to(queries.dtype)
 
     def _run(self, plan: CpuPlan, calls: list[Call]) -> None:
         self.begin(plan)

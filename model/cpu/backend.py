@@ -108,7 +108,7 @@ def open_cpu_backend(
         raise NoKernels(f"there are none for a KV cache in {kv_dtype} beside weights in {dtype}")
     own = ranks.shard.of(config)
     layout = own.kv_layout(settings.page_size, kv_dtype)
-    if reason := why_not(layout, dtype):
+    if reason := why_not(layout, dtype, own.heads):
         raise NoKernels(reason)
     try:
         machine = open_machine(settings.kernel_directory)

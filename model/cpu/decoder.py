@@ -46,7 +46,9 @@ class CompiledDecoder:
             programs.stream.tensor[images.places, : images.features.shape[2]] = images.features[0].float()
             programs.depths.fill(len(tokens), images)
             programs.rest.run()
-        logits = programs.logits.tensor[: len(wanted), : len(self._decoder.embedding.tokens)]
+        logits = programs.logits.tensor[: len(wanted), : self._decoder.embedding.tokens.vocabulary]
+        if self._decoder.logit_scale != 1.0:
+            logits *= self._decoder.logit_scale  # in place: the output layer writes all of it in each step
         if self._decoder.soft_cap is not None:
             logits = soft_capped(logits, self._decoder.soft_cap)
         hidden = programs.hidden.tensor[: len(wanted), : programs.hidden_size] if batch.hidden else None
@@ -106,7 +108,8 @@ class _Programs:
             attention, tokens, wanted, writer.cells, writer.stream, writer.logits,
             writer.hidden, writer.hidden_size,
             _program(machine, [*calls.embedding, *calls.rest], writer.rounds), _program(machine, calls.embedding, None),
-            _program(machine, calls.with_depths, writer.rounds), list(writer.angles.values()), writer.depths,
+            _program(machine, calls.with_depths, writer.rounds),
+            list(writer.rotations.of_steps.values()), writer.depths,
         )  # fmt: skip
 
 

@@ -30,9 +30,14 @@ class Pages:
             heads: By group, the layout of keys and values.
         """
         self._layout, self._heads, self._page_size = layout, heads, layout.page_size
-        self._apart = layout.same_shapes
+        self._apart = layout.same_shapes and not layout.recurrent
         count = len(layout.groups[0].layers) if self._apart else 1
         self._parts = [huge_zeros(pages * layout.page_bytes // count).view(pages, -1) for _ in range(count)]
+
+    @property
+    def memory(self) -> Tensor:
+        """All pages, one after the other, as bytes, where one memory has all."""
+        return self._parts[0].view(-1)
 
     def rows_a_page(self, group: int) -> int:
         """Returns the tokens of one layer of a group that fit into a page's memory there."""
@@ -71,6 +76,9 @@ class Pages:
         """Returns pages in canonical form, [pages, page_bytes] uint8. See `AttentionBackend.export`."""
         made = torch.zeros((len(pages), self._layout.page_bytes), dtype=torch.uint8)
         for group, chosen, which in _by_group(pages, groups):
+            if group in self._layout.state_tables:
+                made[which] = self._parts[0].index_select(0, chosen)
+                continue
             own = [self._token_by_token(group, part.index_select(0, chosen)) for part in self._layers(group)]
             parts = [*(part for pair, _ in own for part in pair), *(part for _, pair in own for part in pair)]
             # `clone`: torch calls a tensor of one element contiguous whatever its stride, which `view` does not take.
@@ -82,6 +90,9 @@ class Pages:
     def import_pages(self, pages: NDArray[np.int32], groups: NDArray[np.int32], content: Tensor) -> None:
         """Fills pages with content that `export` made."""
         for group, chosen, which in _by_group(pages, groups):
+            if group in self._layout.state_tables:
+                self._parts[0].index_copy_(0, chosen, content[which])
+                continue
             layers, form = self._layers(group), content[which]
             made = [torch.empty((len(chosen), layer.shape[1]), dtype=torch.uint8) for layer in layers]
             own = [self._token_by_token(group, part) for part in made]
@@ -110,6 +121,8 @@ class Pages:
             content: [pages, bytes] uint8, as a layer's part of pages lies in memory.
         """
         h, n = self._heads[group], len(content)
+        if h.latent:
+            return self._latents(h, content)
         if h.rows:
             rows = content.view(n, self._page_size, h.kv_heads, -1)
             if not h.eight_bit:
@@ -126,6 +139,21 @@ class Pages:
         keys = elements[:, :, :, 0].unflatten(-1, (h.dim // packed, BLOCK, packed)).permute(0, 1, 4, 2, 3, 5)
         values = elements[:, :, :, 1].unflatten(-1, (BLOCK // packed, h.dim, packed)).permute(0, 1, 3, 5, 2, 4)
         return (keys, values), ()
+
+    def _latents(self, h: Heads, content: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Returns what `_token_by_token` does for keys alone."""
+        n = len(content)
+        if h.rows:
+            rows = content.view(n, self._page_size, 1, -1)
+            if not h.eight_bit:
+                return (rows.view(h.element.dtype),), ()
+            return (rows[..., : h.dim],), (_floats(rows, h.dim),)
+        blocks = content.view(n, self._page_size // BLOCK, -1)
+        if not h.eight_bit:
+            elements = blocks.view(h.element.dtype).unflatten(-1, (h.dim // h.element.packed, BLOCK, h.element.packed))
+            return (elements.transpose(2, 3),), ()
+        numbers = blocks[..., : h.number_bytes].unflatten(-1, (h.dim, BLOCK)).transpose(2, 3)
+        return (numbers,), (_floats(blocks, h.number_bytes).unsqueeze(-1),)
 
 
 def _by_group(pages: NDArray[np.int32], groups: NDArray[np.int32]) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from model.cpu.kernels.buffer import Buffer
@@ -58,6 +59,38 @@ class StepAngles:
     def fill(self, batch: ForwardBatch) -> None:
         for place, angles in zip((self.cosines, self.sines), batch.cos_sin(self.rope), strict=True):
             place[: len(angles)] = angles[:, 0]
+
+
+class Rotations:
+    """Tables of rotary angles, as kernels read them.
+
+    Attributes:
+        of_steps: Angles that are filled in for each step, by rotary embedding.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+        self.of_steps: dict[int, StepAngles] = {}
+
+    def of(self, rope: Rope | None) -> tuple[str, int, int, Tensor | int, Tensor | int]:
+        """Returns the cell with each token's row of the tables, the rotated pairs, how far apart, and both tables.
+
+        The tables are padded, since kernels read whole vectors, past the end of the last row. The tables of an
+        embedding of several axes are a step's own angles, in the order of the tokens.
+        """
+        if rope is None:
+            return "positions", 0, 0, 0, 0
+        if rope.axes:
+            if id(rope) not in self.of_steps:
+                self.of_steps[id(rope)] = StepAngles.of(rope, self._tokens)
+            own = self.of_steps[id(rope)]
+            return "order", own.cosines.shape[1], rope.apart, own.cosines, own.sines
+        if id(rope) not in self._tables:
+            cosines, sines = (F.pad(table.float(), (0, 0, 0, LANES)) for table in rope.tables)
+            self._tables[id(rope)] = cosines, sines
+        cosines, sines = self._tables[id(rope)]
+        return "positions", cosines.shape[1], rope.apart, cosines, sines
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -68,6 +68,7 @@ def attend_pieces(
     # Partial results
     partial_out,
     partial_sums,
+    sinks,
     # Numbers
     score_scale,
     soft_cap,
@@ -109,6 +110,7 @@ def attend_pieces(
         first_part: [tokens] int32. Partial result of the token's chunk 0, as if it had one.
         partial_out: [parts, heads, HEAD_DIM] float32. Partial results. Not touched without DIVIDED.
         partial_sums: [parts, heads, 2] float32. Largest score, in powers of 2, and total. Not touched without DIVIDED.
+        sinks: [heads] float32. Score of each head's sink, times log2 e; -inf for none.
         score_scale: Factor of scores, times log2 e; where they are CAPPED, over the cap instead.
         soft_cap: Soft cap of scores, times log2 e.
         query_stride: Elements between two tokens of `queries`.
@@ -134,23 +136,23 @@ def attend_pieces(
         for number in tl.range(tl.program_id(0), count, tl.num_programs(0)):
             _attend_piece(
                 number, out, queries, keys, values, key_scales, value_scales, plan, header, first_key, end_key,
-                first_part, partial_out, partial_sums, score_scale, soft_cap, query_stride, query_head_stride,
-                pool_slots, HEADS_PER_KV, HEAD_DIM, PADDED_DIM, PAGE_SIZE, KV_FORMAT, TILE_TOKENS, TILE_HEADS,
-                HEAD_TILES, TILE_KEYS, CAPPED, DIVIDED, SCORE_TYPE, VALUE_TYPE,
+                first_part, partial_out, partial_sums, sinks, score_scale, soft_cap, query_stride,
+                query_head_stride, pool_slots, HEADS_PER_KV, HEAD_DIM, PADDED_DIM, PAGE_SIZE, KV_FORMAT, TILE_TOKENS,
+                TILE_HEADS, HEAD_TILES, TILE_KEYS, CAPPED, DIVIDED, SCORE_TYPE, VALUE_TYPE,
             )  # fmt: skip
     else:
         _attend_piece(
             tl.program_id(0), out, queries, keys, values, key_scales, value_scales, plan, header, first_key, end_key,
-            first_part, partial_out, partial_sums, score_scale, soft_cap, query_stride, query_head_stride, pool_slots,
-            HEADS_PER_KV, HEAD_DIM, PADDED_DIM, PAGE_SIZE, KV_FORMAT, TILE_TOKENS, TILE_HEADS, HEAD_TILES, TILE_KEYS,
-            CAPPED, DIVIDED, SCORE_TYPE, VALUE_TYPE,
+            first_part, partial_out, partial_sums, sinks, score_scale, soft_cap, query_stride, query_head_stride,
+            pool_slots, HEADS_PER_KV, HEAD_DIM, PADDED_DIM, PAGE_SIZE, KV_FORMAT, TILE_TOKENS, TILE_HEADS, HEAD_TILES,
+            TILE_KEYS, CAPPED, DIVIDED, SCORE_TYPE, VALUE_TYPE,
         )  # fmt: skip
 
 
 @triton.jit
 def _attend_piece(
     number, out, queries, keys, values, key_scales, value_scales, plan, header, first_key, end_key, first_part,
-    partial_out, partial_sums, score_scale, soft_cap, query_stride, query_head_stride, pool_slots,
+    partial_out, partial_sums, sinks, score_scale, soft_cap, query_stride, query_head_stride, pool_slots,
     HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     KV_FORMAT: tl.constexpr, TILE_TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, HEAD_TILES: tl.constexpr,
     TILE_KEYS: tl.constexpr, CAPPED: tl.constexpr, DIVIDED: tl.constexpr, SCORE_TYPE: tl.constexpr,
@@ -219,7 +221,12 @@ def _attend_piece(
         tl.store(partial_sums + at * 2, top, mask=apart)
         tl.store(partial_sums + at * 2 + 1, total, mask=apart)
         there = there & (place + chunk < place)
-    result = mixed / tl.where(total == 0, 1.0, total)[:, None]
+    sink = tl.load(sinks + head_of, mask=there, other=float("-inf"))
+    highest = tl.maximum(top, sink)
+    finite = tl.where(highest == float("-inf"), 0.0, highest)
+    faded = tl.exp2(top - finite)
+    total = total * faded + tl.exp2(sink - finite)
+    result = mixed * faded[:, None] / tl.where(total == 0, 1.0, total)[:, None]
     at = token.to(tl.int64) * heads + head_of
     kept = there[:, None] & inside[None, :]
     tl.store(out + at[:, None] * HEAD_DIM + dims[None, :], result.to(out.dtype.element_ty), mask=kept)
@@ -227,8 +234,9 @@ def _attend_piece(
 
 @triton.jit
 def join_parts(
-    out, partial_out, partial_sums, joins, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PARTS_AT_ONCE: tl.constexpr
-):
+    out, partial_out, partial_sums, sinks, joins,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PARTS_AT_ONCE: tl.constexpr,
+):  # fmt: skip
     """Joins partial results. Grid: (joins, heads).
 
     A part that has seen no key has a largest score of -inf and a total of 0.
@@ -237,6 +245,7 @@ def join_parts(
         out: See `attend_pieces`.
         partial_out: See `attend_pieces`.
         partial_sums: See `attend_pieces`.
+        sinks: See `attend_pieces`.
         joins: [joins, JOIN_FIELDS] int32.
         HEAD_DIM: Elements of a head.
         PADDED_DIM: A power of two not below HEAD_DIM.
@@ -252,8 +261,8 @@ def join_parts(
         return
     dims = tl.arange(0, PADDED_DIM)
     inside = dims < HEAD_DIM
-    top = float("-inf")
-    total = 0.0
+    top = tl.load(sinks + head)
+    total = tl.where(top == float("-inf"), 0.0, 1.0)
     mixed = tl.zeros((PADDED_DIM,), tl.float32)
     for base in tl.range(0, count, PARTS_AT_ONCE):
         number = base + tl.arange(0, PARTS_AT_ONCE)

@@ -100,6 +100,7 @@ class TritonAttention:
         self._capped = soft_cap is not None
         self._most_parts = PARTS_BYTES // (4 * heads * (self._head_dim + 2))
         self._parts = self._new_parts(0)
+        self._no_sinks = torch.full((heads,), -torch.inf, device=device)
         self._rows: tuple[int, ...] = ()
         self._places: Places | None = None
         self._scale, self._cap = (scale / soft_cap, soft_cap * LOG2E) if soft_cap is not None else (scale * LOG2E, 0.0)
@@ -188,12 +189,13 @@ class TritonAttention:
         arguments, options = self._to_write(place, _readable(keys), _readable(values), plan.groups[group].slots)
         write_slots[(len(keys),)](*arguments, **options)
 
-    def attend(self, layer: int, queries: Tensor, plan: GpuPlan) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, plan: GpuPlan, sinks: Tensor | None = None) -> Tensor:
         number, place = self._place[layer]
         queries, group = _readable(queries), plan.groups[number]
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        scores = self._no_sinks if sinks is None else sinks * LOG2E
         for part in group.passes:
-            parts = self._parts_for(part.parts)
+            parts = *self._parts_for(part.parts), scores
             for launch in part.launches:
                 arguments, options = self._to_attend(place, queries, out, plan.packed, group, launch, parts)
                 attend_pieces[(launch.programs, self._kv_heads * self._head_tiles)](*arguments, **options)
@@ -230,14 +232,14 @@ class TritonAttention:
         )
         arguments, options = self._to_write(0, keys, keys, none)
         made = [write_slots.warmup(*arguments, grid=(1,), **options)]
-        group = GpuGroupPlan(none, none, none, none, ())
+        group, parts = GpuGroupPlan(none, none, none, none, ()), (*self._parts, self._no_sinks)
         for sizes, divided, looped in (
             (few, True, True), (many, True, False), (many, False, False), (self.tuning.shared, True, True),
         ):  # fmt: skip
             launch = Launch(sizes, divided, looped, 0, 1)
-            arguments, options = self._to_attend(0, queries, queries, none, group, launch, self._parts)
+            arguments, options = self._to_attend(0, queries, queries, none, group, launch, parts)
             made.append(attend_pieces.warmup(*arguments, grid=(1, 1), **options))
-        arguments, options = self._to_join(queries, none, self._parts)
+        arguments, options = self._to_join(queries, none, parts)
         made.append(join_parts.warmup(*arguments, grid=(1, 1), **options))
         for kernel in made if self._device.type == "cuda" else ():
             kernel._init_handles()
@@ -257,7 +259,7 @@ class TritonAttention:
 
     def _to_attend(
         self, place: int, queries: Tensor, out: Tensor, packed: Tensor, group: GpuGroupPlan, launch: Launch,
-        parts: tuple[Tensor, Tensor],
+        parts: tuple[Tensor, Tensor, Tensor],
     ) -> Call:  # fmt: skip
         layout, sizes, (stores, scales) = self._layout, launch.sizes, self._read(place)
         arguments = (
@@ -274,7 +276,7 @@ class TritonAttention:
             "num_warps": sizes.warps, "num_stages": sizes.stages,
         }  # fmt: skip
 
-    def _to_join(self, out: Tensor, joins: Tensor, parts: tuple[Tensor, Tensor]) -> Call:
+    def _to_join(self, out: Tensor, joins: Tensor, parts: tuple[Tensor, Tensor, Tensor]) -> Call:
         return (out, *parts, joins), {
             "HEAD_DIM": self._head_dim,
             "PADDED_DIM": self._padded_dim,

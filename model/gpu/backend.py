@@ -91,7 +91,7 @@ class TritonBackend:
 
     def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:
         made, tokens = with_kernels(decoder), decoder.embedding.tokens
-        prepare_draws(len(tokens), tokens.device)
+        prepare_draws(tokens.vocabulary, tokens.device)
         if reason := why_no_graphs(made):
             log.info("decodes are run launch by launch, not as CUDA graphs: %s", reason)
             return made

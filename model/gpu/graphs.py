@@ -44,8 +44,8 @@ def why_not(part: object) -> str | None:
     """Returns why a model, or a part of one, cannot be recorded. None if it can."""
     if isinstance(part, Experts):
         return "which experts a step needs is known only when it runs"
-    if isinstance(part, Rope) and type(part) is not Rope:
-        return "its rotary embedding may turn by several axes, graphs have the position in the sequence alone"
+    if isinstance(part, Rope) and part.axes:
+        return "its rotary embedding turns by several axes, graphs have the position in the sequence alone"
     if isinstance(part, list | tuple):
         parts: Sequence[object] = part
     elif is_dataclass(part):
@@ -104,7 +104,7 @@ class GraphDecoder:
             recorder: Records work.
         """
         self._decoder, self._attention = decoder, attention
-        device, vocabulary = decoder.embedding.tokens.device, decoder.embedding.tokens.shape[0]
+        device, vocabulary = decoder.embedding.tokens.device, decoder.embedding.tokens.vocabulary
         self._sizes = sizes_of_graphs(most)
         # Tokens, positions, and the rows whose logits are wanted.
         self._inputs = torch.zeros((3, most), dtype=torch.int64, device=device)

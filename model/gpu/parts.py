@@ -12,7 +12,6 @@ from model.decoder import Decoder
 from model.forward import ForwardBatch
 from model.gpu.rows import gate_rows, norm_rows, rotate_rows
 from model.layers import RMSNorm, silu
-from model.rope import Rope
 
 GATE_BLOCK = 1024
 
@@ -67,14 +66,17 @@ class KernelSelfAttention(SelfAttention):
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         qkv = self.qkv(x, batch).view(len(x), -1, self.head_dim)
         queries, keys, values = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
-        if self.query_norm is not None and self.key_norm is not None:
+        if self.query_norm is None or self.key_norm is None or self.rotated_first:
+            self.rotate(qkv[:, : self.heads + self.kv_heads], batch)  # queries and keys are neighbours: one launch
+            if self.query_norm is not None and self.key_norm is not None:
+                queries, keys = self.query_norm(queries), self.key_norm(keys)
+        else:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
             self.rotate(queries, batch)
             self.rotate(keys, batch)
-        else:
-            self.rotate(qkv[:, : self.heads + self.kv_heads], batch)  # queries and keys are neighbours: one launch
         batch.attention.write(self.number, keys, values, batch.plan)
-        return self.output(batch.attention.attend(self.number, queries, batch.plan).flatten(1), batch)
+        mixed = batch.attention.attend(self.number, queries, batch.plan, self.sinks)
+        return self.output(mixed.flatten(1), batch)
 
     def rotate(self, x: Tensor, batch: ForwardBatch) -> None:
         if self.rope is None:
@@ -113,9 +115,14 @@ def _changed(part: Any) -> Any:
     inner = {field.name: _changed(getattr(part, field.name)) for field in fields(part)}
     if type(part) is GatedMLP and part.activation is silu:
         return KernelGatedMLP(**inner)
-    # Another rotary embedding may turn by other axes than the kernel, which reads the table by position alone.
-    if type(part) is SelfAttention and (part.rope is None or type(part.rope) is Rope):
+    if type(part) is SelfAttention and _rotates_in_place(part):
         return KernelSelfAttention(**inner)
     if type(part) is PreNorm and isinstance(inner["mlp_norm"], KernelNorm):
         return KernelPreNorm(**inner)
     return type(part)(**inner)
+
+
+def _rotates_in_place(part: SelfAttention) -> bool:
+    """Whether `KernelSelfAttention` knows all of a part. Its kernel reads the table by position alone."""
+    plain = part.kv_heads > 0 and part.value_norm is None and not part.values_are_keys and part.gates is None
+    return plain and (part.rope is None or (not part.rope.axes and 2 * part.rope.apart == part.rope.rotated))

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cache_manager.layout import MOST_TOKENS, KVLayout, KVShape, LayerGroup
-from model.attention.backend import StepShape
+from model.attention.backend import Advance, StateSegments, StepShape
 from model.layers import soft_capped
 from model.reference.row_pool import RowPool
+from model.reference.states import PagedStates
 
 BLOCK = 128  # keys in a block
 TILE_ROWS = 8  # about queries x heads of a group in a tile: fewer waste less of a decode, more read keys less often
@@ -114,7 +115,17 @@ class _GroupPlan:
     keys: tuple[Tensor, ...]
 
 
-ReferencePlan = tuple[_GroupPlan, ...]
+@dataclass(frozen=True, slots=True, eq=False)
+class ReferencePlan:
+    """Plan of a step.
+
+    Attributes:
+        groups: Plans of the layer groups.
+        segments: What recurrent layers go through; None for a model without some.
+    """
+
+    groups: tuple[_GroupPlan, ...]
+    segments: StateSegments | None
 
 
 class ReferenceAttention:
@@ -147,11 +158,13 @@ class ReferenceAttention:
         self._page_size = layout.page_size
         self._groups = [_Group.of(group, heads, scale) for group in layout.groups]
         self.pool = RowPool(layout, pages, dtype, device)
+        self._states = PagedStates(layout, self.pool.pages)
 
     def plan(self, shape: StepShape) -> ReferencePlan:
         slices = shape.slices.astype(np.int64)
         cuts = {group.cut: self._cut(slices, shape.bidirectional, group.cut) for group in self._groups}
-        return tuple(self._plan_of(shape, number, cuts[group.cut]) for number, group in enumerate(self._groups))
+        groups = tuple(self._plan_of(shape, number, cuts[group.cut]) for number, group in enumerate(self._groups))
+        return ReferencePlan(groups, shape.segments)
 
     def _plan_of(self, shape: StepShape, group: int, tiles: _Tiles) -> _GroupPlan:
         """Returns the plan of one layer group, over tiles that groups may share."""
@@ -225,11 +238,11 @@ class ReferenceAttention:
         return self.pool.places(group, slots.reshape(-1))
 
     def write(self, layer: int, keys: Tensor, values: Tensor, plan: ReferencePlan) -> None:
-        self.pool.write(layer, plan[self.pool.group_of(layer)].own, keys, values)
+        self.pool.write(layer, plan.groups[self.pool.group_of(layer)].own, keys, values)
 
-    def attend(self, layer: int, queries: Tensor, plan: ReferencePlan) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, plan: ReferencePlan, sinks: Tensor | None = None) -> Tensor:
         number = self.pool.group_of(layer)
-        group, cut = self._groups[number], plan[number].tiles
+        group, cut = self._groups[number], plan.groups[number].tiles
         _, heads, dim = queries.shape
         shape, shared, tiles, tile = group.shape, group.cut.shared, len(cut.row), group.cut.tile
         kv_heads, rows = shape.heads, tile * shared
@@ -239,7 +252,7 @@ class ReferenceAttention:
         top = q.new_full((kv_heads, tiles, rows, 1), LEAST)
         total = q.new_zeros((kv_heads, tiles, rows, 1))
         mixed = q.new_zeros((kv_heads, tiles, rows, shape.value_dim))
-        for block, places in zip(cut.blocks, plan[number].keys, strict=True):
+        for block, places in zip(cut.blocks, plan.groups[number].keys, strict=True):
             n = len(block.positions)
             k, v = (part.view(kv_heads * n, BLOCK, -1) for part in self.pool.read(layer, places))
             scores = torch.bmm(q[:, :n].reshape(kv_heads * n, rows, dim), k.transpose(1, 2))
@@ -255,8 +268,18 @@ class ReferenceAttention:
             top[:, :n] = new_top
             total[:, :n].mul_(faded).add_(weights.sum(-1, keepdim=True))
             mixed[:, :n].mul_(faded).add_(product)
+        if sinks is not None:
+            sink = sinks.view(kv_heads, 1, 1, shared, 1).expand(-1, -1, tile, -1, -1).reshape(kv_heads, 1, rows, 1)
+            new_top = torch.maximum(top, sink)
+            faded = torch.exp(top - new_top)
+            mixed, total = mixed * faded, total * faded + torch.exp(sink - new_top)
         out = (mixed / total).view(kv_heads, tiles, tile, shared, shape.value_dim).permute(1, 2, 0, 3, 4)
         return out.reshape(tiles * tile, heads, shape.value_dim)[cut.scatter].to(queries.dtype)
+
+    def recur(self, layer: int, plan: ReferencePlan, advance: Advance) -> None:
+        if plan.segments is None:
+            raise ValueError(f"layer {layer} is recurrent, but the layout of the KV cache has no states")
+        self._states.recur(layer, plan.segments, advance)
 
     def copy(self, pages: NDArray[np.int32]) -> None:
         self.pool.copy(pages)

@@ -15,7 +15,7 @@ from model.kv_pool import ALL_ONES, EIGHT_BIT, to_eight_bit
 class RowPool:
     """Pages of all layer groups, whose layers may have KV of any shape.
 
-    A row is one token's KV in one layer: for each head its key, its value, and with 8-bit elements their scales.
+    A row is one token's KV in one layer: for each head what is kept of it, and with 8-bit elements the scales.
 
     Attributes:
         pages: [pages, page_bytes] uint8. The pool's memory.
@@ -68,11 +68,12 @@ class RowPool:
             values: [tokens, kv_heads, value_dim].
         """
         kind = self._eight_bit
+        kept = (keys, values)[: len(self._of(self.group_of(layer)).shape.kept)]
         if kind is None:
-            row = torch.cat((keys, values), dim=-1).to(self._dtype)
+            row = torch.cat(kept, dim=-1).to(self._dtype)
         else:
-            (keys, key_scales), (values, value_scales) = _stored(keys, kind), _stored(values, kind)
-            row = torch.cat((keys, values, key_scales, value_scales), dim=-1)
+            stored = [_stored(part, kind) for part in kept]
+            row = torch.cat([part[i] for i in range(2) for part in stored], dim=-1)
         self._rows[layer].index_copy_(0, places, row)
 
     def read(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,17 +86,22 @@ class RowPool:
         kind, group = self._eight_bit, self._of(self._place[layer][0])
         heads = self._rows[layer].index_select(0, places).transpose(0, 1)
         if kind is None:
-            keys, values = heads.split_with_sizes((group.shape.key_dim, group.shape.value_dim), dim=-1)
-            return _floats(keys), _floats(values)
-        keys, values, *scales = self._split(heads, group)
-        key_scales, value_scales = (_viewed(part, torch.float32) for part in scales)
-        return _viewed(keys, kind).float().mul_(key_scales), _viewed(values, kind).float().mul_(value_scales)
+            kept = [_floats(part) for part in heads.split_with_sizes(group.shape.kept, dim=-1)]
+        else:
+            parts, scales = self._split(heads, group)
+            kept = [
+                _viewed(part, kind).float().mul_(_viewed(scale, torch.float32))
+                for part, scale in zip(parts, scales, strict=True)
+            ]
+        return kept[0], kept[1] if len(kept) > 1 else kept[0][..., : group.shape.value_dim].contiguous()
 
-    def _split(self, heads: Tensor, group: LayerGroup) -> tuple[Tensor, ...]:
-        """Cuts the last dimension, bytes of a head, into key, value and, with 8-bit elements, their scales."""
-        size = self._layout.element_bytes
-        sizes = [group.shape.key_dim * size, group.shape.value_dim * size]
-        return heads.split([*sizes, *([self._layout.scale_bytes] * 2 if self._eight_bit is not None else [])], dim=-1)
+    def _split(self, heads: Tensor, group: LayerGroup) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Cuts the last dimension, bytes of a head, into what is kept of it and, with 8-bit elements, their scales."""
+        kept = group.shape.kept
+        sizes = [elements * self._layout.element_bytes for elements in kept]
+        scales = [self._layout.scale_bytes] * len(kept) if self._eight_bit is not None else []
+        parts = heads.split([*sizes, *scales], dim=-1)
+        return parts[: len(kept)], parts[len(kept) :]
 
     def copy(self, pages: NDArray[np.int32]) -> None:
         """Copies pages.
@@ -112,8 +118,11 @@ class RowPool:
         made = torch.zeros_like(content)
         for group in np.unique(groups).tolist():
             chosen = self._to_device(np.flatnonzero(groups == group))
-            keys, values, *scales = self._split(self._heads(content.index_select(0, chosen), group), self._of(group))
-            parts = [(keys, values), *([scales] if scales else [])]
+            if group in self._layout.state_tables:
+                made[chosen] = content.index_select(0, chosen)
+                continue
+            kept, scales = self._split(self._heads(content.index_select(0, chosen), group), self._of(group))
+            parts = [kept, *([scales] if scales else [])]
             form = torch.cat([torch.cat([p.flatten(2) for p in pair], 2).flatten(1) for pair in parts], 1)
             made[chosen, : form.shape[1]] = form
         return made
@@ -124,10 +133,13 @@ class RowPool:
         for group in np.unique(groups).tolist():
             chosen = self._to_device(np.flatnonzero(groups == group))
             form = content.to(self._device).index_select(0, chosen)
+            if group in self._layout.state_tables:
+                made[chosen] = form
+                continue
             own = torch.empty_like(form)
-            keys, values, *scales = self._split(self._heads(own, group), self._of(group))
+            kept, scales = self._split(self._heads(own, group), self._of(group))
             at = 0
-            for pair in ((keys, values), *([scales] if scales else [])):
+            for pair in (kept, *([scales] if scales else [])):
                 width = sum(part[0, 0].numel() for part in pair)
                 layers = form[:, at : at + len(self._of(group).layers) * width].unflatten(1, (-1, width))
                 for part, of_layer in zip(pair, layers.split([p[0, 0].numel() for p in pair], 2), strict=True):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from model.cpu.kernels import math
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.kv import BLOCK, gather_row
+from model.cpu.kernels.latent import put_values
 from model.cpu.kernels.mixing import (
     LEAST,
     SUMS,
@@ -70,6 +71,7 @@ def write_attention(shape: Shape) -> Writer:
         partial: Cell. Partial results, float32.
         page_size: Tokens in a page.
         between: Rows, as the tokens of this layer take, from a page to the next in the pool.
+        sinks: See `write_join`.
         scale: Factor of scores, a float.
         cap: Soft cap of scores, a float.
     """
@@ -77,17 +79,17 @@ def write_attention(shape: Shape) -> Writer:
     rows = s.rows if s.listed else h.heads
 
     def write(code: Code) -> None:
-        pieces, count, first, last, counter, queries, out, stride, pool, partial, page_size, between = code.arguments(
-            12
-        )
+        (
+            pieces, count, first, last, counter, queries, out, stride, pool, partial, page_size, between, sinks,
+        ) = code.arguments(13)  # fmt: skip
         pieces, count, first, last = map(code.held, (pieces, count, first, last))
         keys = _KeySource(
-            pool, page_size, between, code.splat(code.real(12)), code.splat(code.real(13)), code.room(2 * h.part_bytes)
+            pool, page_size, between, code.splat(code.real(13)), code.splat(code.real(14)), code.room(_tile_bytes(s))
         )
-        state, whole = State.of(code, rows, h.dim), State.of(code, rows, h.dim)
+        state, whole = State.of(code, rows, h.value_dim), State.of(code, rows, h.value_dim)
         scores = code.room(s.group * s.rows * LANES * 4)
         weights = code.room(s.group * s.rows * LANES * h.element.size)
-        tail = code.room(h.part_bytes)
+        tail = code.room(h.value_bytes)
         number = code.variable(code.claimed(counter))
         with code.repeat(lambda: number.value < count):
             piece = _Piece(code, s, pieces + number.value * (8 * len(PIECE)), queries, first, last)
@@ -104,10 +106,10 @@ def write_attention(shape: Shape) -> Writer:
                 with code.loop(alone, stop) as b:
                     _block(code, s, piece, keys, b, state, scores, weights, tail)
                 with code.loop(0, piece.heads * s.rows) as row:
-                    fold(code, s, state.row(row, h.dim), whole.row(row, h.dim))
+                    fold(code, s, state.row(row, h.value_dim), whole.row(row, h.value_dim))
                 block.set(stop)
             with code.when(piece.partial < 0):
-                _finish(code, s, piece, whole, out, stride)
+                _finish(code, s, piece, whole, out, stride, sinks)
             with code.when(piece.partial >= 0):
                 _keep(code, s, piece, whole, code.held(partial))
             number.set(code.claimed(counter))
@@ -125,7 +127,7 @@ class _KeySource:
         between: Rows from a page to the next.
         scale: Factor of scores, in all lanes.
         cap: Soft cap of scores, in all lanes.
-        tile: Room for a block of one head.
+        tile: Room for a block of one head, where pages hold rows; for values, where these are part of the key.
     """
 
     pool: Value
@@ -177,12 +179,20 @@ class _Piece:
         return (keys >= self._code.splat(self.first_of(token))) & (keys < self._code.splat(self.last_of(token)))
 
 
+def _tile_bytes(s: Shape) -> int:
+    """Returns the bytes of `_KeySource.tile`."""
+    h = s.heads
+    if h.rows:
+        return h.part_bytes + (h.value_bytes if h.latent else h.part_bytes)
+    return s.group * h.value_bytes if h.latent else LANES * 4
+
+
 def _reset(code: Code, s: Shape, piece: _Piece, state: State) -> None:
     with code.loop(0, piece.heads * s.rows) as row:
-        here = state.row(row, s.heads.dim)
+        here = state.row(row, s.heads.value_dim)
         code.store(code.floats(LEAST), here.top)
         code.store(code.floats(0.0), here.total)
-        for i in range(0, s.heads.dim, LANES):
+        for i in range(0, s.heads.value_dim, LANES):
             code.store(code.floats(0.0), here.mixed, i * 4)
 
 
@@ -203,13 +213,18 @@ def _block(
         here = after = keys.tile  # tile of one head
     else:
         here, after = (_place(code, s, piece, keys, b) for b in (block, code.smaller(block + 1, piece.end - 1)))
+    if h.latent and h.rows:
+        _gather(code, s, piece, keys, block, code.integer(0))
+    elif h.latent:
+        put_values(code, h, here, keys.tile)
     with code.loop(0, piece.heads) as head:
-        part = (piece.head + head) * (0 if h.rows else 2 * h.part_bytes)
-        if h.rows:
+        part = (piece.head + head) * (0 if h.rows else h.head_bytes)
+        if h.rows and not h.latent:
             _gather(code, s, piece, keys, block, head)
-        mine = state.row(head * s.rows, h.dim)
+        mine = state.row(head * s.rows, h.value_dim)
+        values = keys.tile if h.latent and not h.rows else here + part + h.part_bytes
         _scores(code, s, piece, head, keys, here + part, after + part, scores)
-        _weigh(code, s, piece, block, mine, here + part, after + part, scores, weights, tail)
+        _weigh(code, s, piece, block, mine, here + part, values, after + part, scores, weights, tail)
 
 
 def _group(
@@ -229,22 +244,27 @@ def _group(
     after = [_place(code, s, piece, keys, code.smaller(block + s.group + i, piece.end - 1)) for i in range(s.group)]
     first, last = (code.widened(bound, INT64) for bound in (piece.first_of(s.tokens - 1), piece.last_of(0)))
     whole = (first <= block * BLOCK) & (last >= (block + s.group) * BLOCK)
+    tiles = [keys.tile + i * h.value_bytes for i in range(s.group)]
+    if h.latent:
+        for place, tile in zip(here, tiles, strict=True):
+            put_values(code, h, place, tile)
     with code.loop(0, piece.heads) as head:
-        part = (piece.head + head) * (2 * h.part_bytes)
-        mine = state.row(head * s.rows, h.dim)
+        part = (piece.head + head) * h.head_bytes
+        mine = state.row(head * s.rows, h.value_dim)
         for i in range(s.group):
             _scores(code, s, piece, head, keys, here[i] + part, after[i] + part, scores + i * (s.rows * LANES * 4))
         calm = code.variable(code.integer(0))
         with code.when(whole):
             calm.set(code.select(far_above(code, s, mine, scores), code.integer(0), code.integer(1)))
+        values, next_values = ([place + part + h.part_bytes for place in places] for places in (here, after))
+        values = tiles if h.latent else values
         with code.when(calm.value.equals(1)):
-            values, next_values = ([place + part + h.part_bytes for place in places] for places in (here, after))
-            softmax_all(code, s, mine, scores, weights, [value + h.number_bytes for value in values])
+            softmax_all(code, s, mine, scores, weights, [place + part + h.value_scales for place in here])
             mix(code, s, mine, values, next_values, weights)
         with code.when(calm.value.equals(0)):
             for i in range(s.group):
-                score = scores + i * (s.rows * LANES * 4)
-                _weigh(code, s, piece, block + i, mine, here[i] + part, after[i] + part, score, weights, tail)
+                score, own, then = scores + i * (s.rows * LANES * 4), here[i] + part, after[i] + part
+                _weigh(code, s, piece, block + i, mine, own, values[i], then, score, weights, tail)
 
 
 def _place(code: Code, s: Shape, piece: "_Piece", keys: _KeySource, block: Value) -> Value:
@@ -259,6 +279,7 @@ def _weigh(
     block: Value,
     state: State,
     here: Value,
+    values: Value,
     after: Value,
     scores: Value,
     weights: Value,
@@ -267,14 +288,14 @@ def _weigh(
     """Turns scores with a block of one head into weights, and adds its values by them."""
     h = s.heads
     end = code.widened(piece.last_of(s.tokens - 1), INT64)  # keys past this may not have been written
-    values = code.variable(here + h.part_bytes)
-    softmax(code, s, piece.sees, block, state, scores, weights, values.value + h.number_bytes)
+    finite = code.variable(values)
+    softmax(code, s, piece.sees, block, state, scores, weights, here + h.value_scales)
     # 8-bit numbers are always finite, and their scales count only where a query sees the key.
     if not h.eight_bit:
         with code.when((block + 1) * BLOCK > end):
-            zero_after(code, h, values.value, tail, end - block * BLOCK)
-            values.set(tail)
-    mix(code, s, state, [values.value], [after + h.part_bytes], weights)
+            zero_after(code, h, values, tail, end - block * BLOCK)
+            finite.set(tail)
+    mix(code, s, state, [finite.value], [after + h.part_bytes], weights)
 
 
 def _row(code: Code, piece: "_Piece", keys: _KeySource, position: Value) -> Value:
@@ -286,14 +307,14 @@ def _row(code: Code, piece: "_Piece", keys: _KeySource, position: Value) -> Valu
 def _gather(code: Code, s: Shape, piece: "_Piece", keys: _KeySource, block: Value, head: Value) -> None:
     """Assembles a block of one head in the tile, with zeros for tokens that no query of the piece sees."""
     h = s.heads
-    with code.loop(0, 2 * h.part_bytes, LANES * 4) as offset:
+    with code.loop(0, _tile_bytes(s), LANES * 4) as offset:
         code.store(code.floats(0.0), keys.tile + offset)
     first = code.widened(piece.first_of(0), INT64)
     last = code.widened(piece.last_of(s.tokens - 1), INT64)
     start = block * BLOCK
     with code.loop(code.larger(start, first), code.smaller(start + BLOCK, last)) as position:
         row = keys.pool + _row(code, piece, keys, position) * h.row_bytes
-        row = row + (piece.head + head) * (h.row_bytes // h.kv_heads)
+        row = row + (piece.head + head) * (0 if h.latent else h.row_bytes // h.kv_heads)
         gather_row(code, h, row, keys.tile, position - start)
 
 
@@ -323,22 +344,22 @@ def _scores(
             code.store(score * math.LOG2E, scores, row * LANES * 4)
 
 
-def _finish(code: Code, s: Shape, piece: _Piece, whole: State, out: Value, stride: Value) -> None:
+def _finish(code: Code, s: Shape, piece: _Piece, whole: State, out: Value, stride: Value, sinks: Value) -> None:
     h = s.heads
     with code.loop(0, piece.heads) as head, code.loop(0, piece.tokens * s.shared) as row:
-        here = whole.row(head * s.rows + row, h.dim)
+        here = whole.row(head * s.rows + row, h.value_dim)
         column = (piece.head + head) * s.shared + row % s.shared
-        place = out + piece.token_of(row // s.shared) * stride + column * (h.dim * h.element.size)
-        divide(code, s, here, place)
+        place = out + piece.token_of(row // s.shared) * stride + column * (h.value_dim * h.element.size)
+        divide(code, s, here, place, sinks + column * 4)
 
 
 def _keep(code: Code, s: Shape, piece: _Piece, whole: State, partial: Value) -> None:
     h = s.heads
     with code.loop(0, piece.heads) as head, code.loop(0, piece.tokens * s.shared) as row:
-        here = whole.row(head * s.rows + row, h.dim)
+        here = whole.row(head * s.rows + row, h.value_dim)
         number = piece.partial_of(row // s.shared) * h.heads + (piece.head + head) * s.shared + row % s.shared
         place = partial + number * part_bytes(s)
         code.store(code.load(here.top, FLOATS), place)
         code.store(code.load(here.total, FLOATS), place, LANES * 4)
-        for i in range(0, h.dim, LANES):
+        for i in range(0, h.value_dim, LANES):
             code.store(code.load(here.mixed, FLOATS, i * 4), place, (2 * LANES + i) * 4)

@@ -1,4 +1,4 @@
-"""Mixture of experts: chooses a row's experts, multiplies each expert with its rows, and adds up the results.
+"""Mixture of experts: multiplies each expert with its rows, and adds up the results. See `model.cpu.kernels.choice`.
 
 Rows are put in order of their experts, and each expert's are cut into jobs of a few at most. A row's result for one of
 its experts is kept by itself. The results of a row are added in order of their weights, so its bits depend on no other
@@ -7,22 +7,19 @@ row.
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from model.cpu.kernels import math
+from model.cpu.kernels.choice import MOST_EXPERTS
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import FLOAT
 from model.cpu.kernels.group_panels import GroupPanels
 from model.cpu.kernels.linear import Epilogue, InputSums, multiply, sides_of
-from model.cpu.kernels.logits import first_largest
 from model.cpu.kernels.panels import PANEL, Panels
 from model.cpu.kernels.rows import Writer, shared_rows
 from model.cpu.kernels.sides import MOST_ROWS, Sides, WeightPanel
 from model.cpu.kernels.values import FLOAT32, INT64, LANES, Value
 
-MOST_EXPERTS = 1024
 JOB = (
     "expert",
     "first",  # first row of the job, in the order of experts
@@ -61,53 +58,6 @@ class Routes:
         chosen, order, jobs = (torch.zeros(n, dtype=torch.int64) for n in (places, places, most * len(JOB)))
         weights = torch.zeros(places)
         return Routes(experts, used, chosen, weights, order, jobs, torch.zeros(1, dtype=torch.int64))
-
-
-def write_choice(normalised: bool) -> Writer:
-    """Writes the kernel that chooses the experts with the largest logits, of equal ones the first.
-
-    Weights are softmax over all experts; with `normalised`, those of a row are scaled to a sum of 1.
-
-    Kernel arguments:
-        count: Cell. The number of rows.
-        logits: Logits of experts, float32.
-        stride: Bytes of a row of logits.
-        experts: The number of experts.
-        used: Experts of a row.
-        chosen: Result, see `Routes`.
-        weights: Result, see `Routes`.
-    """
-
-    def write(code: Code) -> None:
-        count, logits, stride, experts, used, chosen, weights = code.arguments(7)
-        left = code.room(MOST_EXPERTS * 4)
-        with shared_rows(code, count) as row:
-            source = logits + row * stride
-            highest, _ = first_largest(code, source, experts, lambda x, _: x)
-            total = code.variable(code.number(0.0))
-            with code.loop(0, experts) as i:
-                logit = code.load(source + i * 4, FLOAT32)
-                code.store(logit, left + i * 4)
-                total.set(total.value + _power(code, logit - highest))
-            given = code.variable(code.number(0.0))
-            with code.loop(0, used) as i:
-                logit, narrow = first_largest(code, left, experts, lambda x, _: x)
-                expert, place = code.widened(narrow, INT64), row * used + i
-                code.store(code.number(-np.inf), left + expert * 4)
-                weight = _power(code, logit - highest) / total.value
-                given.set(given.value + weight)
-                code.store(expert, chosen + place * 8)
-                code.store(weight, weights + place * 4)
-            if normalised:
-                with code.loop(row * used, (row + 1) * used) as place:
-                    code.store(code.load(weights + place * 4, FLOAT32) / given.value, weights + place * 4)
-
-    return write
-
-
-def _power(code: Code, x: Value) -> Value:
-    """Returns e^x of one number."""
-    return code.lane(math.exp(code, code.splat(x)), 0)
 
 
 def write_jobs(code: Code) -> None:
@@ -195,10 +145,13 @@ def write_experts(weights: Panels | GroupPanels, ending: Epilogue, gather: bool)
         y: Result.
         y_stride: Bytes of a row of y.
         scales: Addresses of each expert's scales, int64.
+        biases: Addresses of each expert's biases, int64.
     """
 
     def write(code: Code) -> None:
-        jobs, count, order, used, x, x_stride, places, panels, steps, y, y_stride, scales = code.arguments(12)
+        (
+            jobs, count, order, used, x, x_stride, places, panels, steps, y, y_stride, scales, biases,
+        ) = code.arguments(13)  # fmt: skip
         number_of_jobs, plain = code.held(count), sides_of(code, weights, x, x_stride, y, y_stride)
         sides = _Ordered(x, x_stride, y, y_stride, plain.sums, plain.input_sums, code, order, used if gather else None)
         input_sums = InputSums(code, weights, sides, steps)
@@ -209,8 +162,10 @@ def write_experts(weights: Panels | GroupPanels, ending: Epilogue, gather: bool)
             expert, start, rows = (code.load(job, INT64, 8 * i) for i in range(len(JOB)))
             input_sums.make(job, start, rows)
             own = code.load(places + expert * 8, INT64) + number * weights.panel_bytes(steps)
-            factors = code.load(scales + expert * 8, INT64) + number * (PANEL * 4) if ending.scaled else own
-            multiply(code, weights, ending, start, rows, sides, WeightPanel(number, own, steps, own, factors, own))
+            outputs = number * (PANEL * 4)
+            factors = code.load(scales + expert * 8, INT64) + outputs if ending.scaled else own
+            bias = code.load(biases + expert * 8, INT64) + outputs if ending.bias else own
+            multiply(code, weights, ending, start, rows, sides, WeightPanel(number, own, steps, bias, factors, own))
 
     return write
 

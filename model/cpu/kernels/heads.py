@@ -10,7 +10,7 @@ from model.cpu.kernels.rows import Norm, Normed, Writer, shared_rows
 from model.cpu.kernels.values import INT64, LANES, Value
 
 MOST_DIM = 1024  # elements of a head
-EPS = 13  # index of the kernel's argument
+EPS = 15  # index of the kernel's argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +19,21 @@ class HeadNorm:
 
     Attributes:
         together: Whether all heads of a token are normalised as one row. If not, each head is.
+        own: Whether each head has weights of its own. They are of all heads then.
+        after: Whether each head is normalised after its rotation. Not with the other two.
+        values: Whether values are normalised too, each head. Only with none of the others.
     """
 
     norm: Norm
     together: bool = False
+    own: bool = False
+    after: bool = False
+    values: bool = False
 
     @property
     def name(self) -> str:
-        return self.norm.name + ("_together" if self.together else "")
+        kinds = {"_together": self.together, "_own": self.own, "_after": self.after, "_values": self.values}
+        return self.norm.name + "".join(kind for kind, has in kinds.items() if has)
 
 
 def write_heads(element: Element, norm: HeadNorm | None, rows: bool, eight_bit: EightBit | None = None) -> Writer:
@@ -47,21 +54,24 @@ def write_heads(element: Element, norm: HeadNorm | None, rows: bool, eight_bit: 
         queries: Result, of the element.
         pool: KV pool of the layer.
         heads: Query heads.
-        kv_heads: KV heads.
+        kv_heads: KV heads. 0: no KV is written.
+        first_value: Place of the first value among all heads of qkv.
         dim: Elements of a head.
-        pairs: Rotated pairs: element i with element i + pairs.
+        pairs: Rotated pairs.
+        apart: Element i is rotated with element i + apart.
         cosines: [context, pairs] float32.
         sines: [context, pairs] float32.
         eps: Epsilon of the norms, a float.
         query_weights: Weights of the norm of queries, float32.
         key_weights: Weights of the norm of keys, float32.
+        value_weights: Weights of the norm of values, float32.
         query_bias: Bias of the norm of queries, float32.
         key_bias: Bias of the norm of keys, float32.
     """
 
     def write(code: Code) -> None:
-        count, slots, places, qkv, stride, queries, pool, heads, kv_heads, dim, pairs, *tables = code.arguments(18)
-        cosines, sines, _, query_weights, key_weights, query_bias, key_bias = tables
+        count, slots, places, qkv, stride, queries, pool, heads, kv_heads, first_value, *more = code.arguments(21)
+        dim, pairs, apart, cosines, sines, _, query_weights, key_weights, value_weights, query_bias, key_bias = more
         slots, places = code.held(slots), code.held(places)
         token_bytes = dim + SCALE_BYTES if eight_bit else dim * element.size  # bytes of a head's key, or of its value
         part_bytes = token_bytes * BLOCK
@@ -73,19 +83,23 @@ def write_heads(element: Element, norm: HeadNorm | None, rows: bool, eight_bit: 
             block, token = pool + (slot >> 4) * kv_heads * part_bytes * 2, slot & (BLOCK - 1)
             own = pool + slot * kv_heads * token_bytes * 2
 
-            def turned(source: Value) -> None:
-                """Rotates a head into the room."""
-                _turn(code, source, room, dim, pairs, cosines + angle, sines + angle)
+            def turned(heads: _Normed, head: Value) -> None:
+                """Normalises and rotates a head into the room."""
+                turn(code, heads.before_turn(head), room, dim, pairs, apart, cosines + angle, sines + angle)
+                heads.after_turn(room)
 
             own_queries = _Normed(code, norm, source, heads, dim, query_weights, query_bias)
             own_keys = _Normed(code, norm, source + heads * dim * 4, kv_heads, dim, key_weights, key_bias)
+            plain = source + first_value * dim * 4
+            normed = HeadNorm(norm.norm) if norm is not None and norm.values else None
+            own_values = _Normed(code, normed, plain, kv_heads, dim, value_weights, query_bias)
             with code.loop(0, heads) as head:
-                turned(own_queries.of(head))
+                turned(own_queries, head)
                 place = queries + (row * heads + head) * dim * element.size
                 copy_rounded(code, element, room, place, dim)
             with code.loop(0, kv_heads) as head:
-                turned(own_keys.of(head))
-                values = source + (heads + kv_heads + head) * dim * 4
+                turned(own_keys, head)
+                values = own_values.before_turn(head)
                 if eight_bit is not None:
                     place = own + head * token_bytes * 2 if rows else block + head * part_bytes * 2
                     put_bytes(code, eight_bit, room, values, place, None if rows else token, dim)
@@ -104,7 +118,7 @@ def write_heads(element: Element, norm: HeadNorm | None, rows: bool, eight_bit: 
 class _Normed:
     """Heads of one token, normalised if they have a norm.
 
-    Weights and bias are of one head, or of all heads where these are normalised together.
+    Weights and bias are of one head, or of all heads where these are normalised together or have their own.
     """
 
     def __init__(
@@ -118,29 +132,40 @@ class _Normed:
     def _at(self, norm: Norm, source: Value, width: Value) -> Normed:
         return Normed.of(self._code, norm, source, width, self._eps, self._weights, self._bias)
 
-    def of(self, head: Value) -> Value:
-        """Returns the address of a head after its norm."""
+    def before_turn(self, head: Value) -> Value:
+        """Returns the address of a head, after its norm if that comes before the rotation."""
         first = head * self._dim
         source = self._source + first * 4
-        if self._norm is None:
+        if self._norm is None or self._norm.after:
             return source
         normed = self._all or self._at(self._norm.norm, source, self._dim)
         with self._code.loop(0, self._dim, LANES) as i:
             value = FLOAT.load(self._code, source + i * 4)
-            FLOAT.store(self._code, normed(value, i + first if self._all else i), self._room + i * 4)
+            place = i + first if self._norm.together or self._norm.own else i
+            FLOAT.store(self._code, normed(value, place), self._room + i * 4)
         return self._room
 
+    def after_turn(self, head: Value) -> None:
+        """Normalises a head in its place, if the norm comes after the rotation."""
+        if self._norm is None or not self._norm.after:
+            return
+        normed = self._at(self._norm.norm, head, self._dim)
+        with self._code.loop(0, self._dim, LANES) as i:
+            FLOAT.store(self._code, normed(FLOAT.load(self._code, head + i * 4), i), head + i * 4)
 
-def _turn(code: Code, source: Value, room: Value, dim: Value, pairs: Value, cosines: Value, sines: Value) -> None:
-    """Rotates a head: the first halves of all pairs, the second halves, then the elements that are not rotated.
+
+def turn(
+    code: Code, source: Value, room: Value, dim: Value, pairs: Value, apart: Value, cosines: Value, sines: Value
+) -> None:
+    """Rotates a head, from its first element to its last.
 
     Whole vectors are written. The next part overwrites what a vector has beyond the end of its own.
     """
-    for half, sign in ((0, -1.0), (1, 1.0)):
+    for half, sign, end in ((0, -1.0, apart), (1, 1.0, dim)):
         with code.loop(0, pairs, LANES) as i:
-            mine, other = source + (pairs * half + i) * 4, source + (pairs * (1 - half) + i) * 4
+            mine, other = source + (apart * half + i) * 4, source + (apart * (1 - half) + i) * 4
             cosine, sine = FLOAT.load(code, cosines + i * 4), FLOAT.load(code, sines + i * 4)
             turned = FLOAT.load(code, mine) * cosine + FLOAT.load(code, other) * sine * sign
-            FLOAT.store(code, turned, room + (pairs * half + i) * 4)
-    with code.loop(pairs * 2, dim, LANES) as i:
-        FLOAT.store(code, FLOAT.load(code, source + i * 4), room + i * 4)
+            FLOAT.store(code, turned, room + (apart * half + i) * 4)
+        with code.loop(apart * half + pairs, end, LANES) as i:
+            FLOAT.store(code, FLOAT.load(code, source + i * 4), room + i * 4)

@@ -24,10 +24,15 @@ class Heads:
     A page of any other size (`rows`) holds, token by token, for each KV head: its key, its value and, in 8 bits, their
     scales. Attention then assembles blocks as it goes.
 
+    Latent attention keeps one key for all heads, and no values: these are the beginning of the key. The "KV heads" are
+    then query heads that attention computes together.
+
     Attributes:
+        dim: Elements of a query and of a key.
         element: Type of queries and products.
         rows: Whether pages hold rows instead of blocks.
         eight_bit: Format of keys and values. None: the element.
+        latent: Elements of a key that are its value too. 0 where values are kept.
     """
 
     heads: int
@@ -36,11 +41,19 @@ class Heads:
     element: Element
     rows: bool = False
     eight_bit: EightBit | None = None
+    latent: int = 0
 
     @property
     def stored(self) -> str:
         """Name of the layout of keys and values."""
-        return f"{self.element.name}{f'_{self.eight_bit.name}' if self.eight_bit else ''}{'_rows' if self.rows else ''}"
+        marks = [self.eight_bit.name] if self.eight_bit else []
+        marks += [f"latent_{self.latent}"] if self.latent else []
+        return "_".join([self.element.name, *marks, *(["rows"] if self.rows else [])])
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a value."""
+        return self.latent or self.dim
 
     @property
     def shared(self) -> int:
@@ -49,13 +62,28 @@ class Heads:
 
     @property
     def number_bytes(self) -> int:
-        """Bytes of a head's keys, or values, in a block, without their scales."""
+        """Bytes of a head's keys in a block, or of its values where these are kept, without their scales."""
         return BLOCK * self.dim * (1 if self.eight_bit else self.element.size)
 
     @property
     def part_bytes(self) -> int:
-        """Bytes of a head's keys, or values, in a block, with their scales."""
+        """Bytes of a head's keys in a block, or of its values where these are kept, with their scales."""
         return self.number_bytes + (BLOCK * SCALE_BYTES if self.eight_bit else 0)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of 16 values as attention reads them, without their scales."""
+        return BLOCK * self.value_dim * (1 if self.eight_bit else self.element.size)
+
+    @property
+    def value_scales(self) -> int:
+        """Bytes from a head's keys in a block to the scales of its values."""
+        return self.number_bytes + (0 if self.latent else self.part_bytes)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes from a head's keys in a block to those of the next head."""
+        return 0 if self.latent else 2 * self.part_bytes
 
     @property
     def word_bytes(self) -> int:
@@ -72,12 +100,12 @@ class Heads:
     def value_words(self, code: Code, row: Value, i: int) -> Value:
         """Loads 32 bits from each of the dimensions i to i + 15; `row` holds as many tokens as fill them."""
         if self.eight_bit:
-            return self.eight_bit.words(code, self.element, row, self.dim, i)
+            return self.eight_bit.words(code, self.element, row, self.value_dim, i)
         return code.load(row, INTS, i * 4)
 
     @property
     def block_bytes(self) -> int:
-        return 2 * self.kv_heads * self.part_bytes
+        return self.part_bytes if self.latent else 2 * self.kv_heads * self.part_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -146,17 +174,18 @@ def put_key_bytes(code: Code, numbers: Value, place: Value, token: Value) -> Non
 
 def gather_row(code: Code, h: Heads, row: Value, tile: Value, token: Value) -> None:
     """Copies a row of one head to a token of a block."""
-    values = tile + h.part_bytes
+    values, first = tile + h.part_bytes, 0 if h.latent else h.dim  # first element of the value in the row
     if h.eight_bit is None:
         room = code.room(h.dim * 4)
-        for place, part, put in ((tile, 0, put_key), (values, 1, put_value)):
-            for i in range(0, h.dim, LANES):
-                FLOAT.store(code, h.element.load(code, row, (part * h.dim + i) * h.element.size), room, i * 4)
-            put(code, h.element, room, place, token, h.dim)
+        for place, start, dim, put in ((tile, 0, h.dim, put_key), (values, first, h.value_dim, put_value)):
+            for i in range(0, dim, LANES):
+                FLOAT.store(code, h.element.load(code, row, (start + i) * h.element.size), room, i * 4)
+            put(code, h.element, room, place, token, dim)
         return
     for i in range(0, h.dim, LANES):
         put_key_bytes(code, code.load(row, BYTES, i), tile + i * BLOCK, token)
-        code.store(code.load(row, BYTES, h.dim + i), values + token * h.dim, i)
-    for number, numbers in enumerate((tile, values)):
-        scale = code.load(row, FLOAT32, 2 * h.dim + number * SCALE_BYTES)
+    for i in range(0, h.value_dim, LANES):
+        code.store(code.load(row, BYTES, first + i), values + token * h.value_dim, i)
+    for number, numbers in enumerate([tile] if h.latent else [tile, values]):
+        scale = code.load(row, FLOAT32, first + h.dim + number * SCALE_BYTES)
         code.store(scale, numbers + token * SCALE_BYTES, h.number_bytes)

@@ -53,6 +53,7 @@ class Epilogue:
         activation: Name of the activation. None for none.
         scaled: Whether each output has a factor, which is applied first.
         rounded: Whether inputs and weights are octets. The scale of a row then follows its inputs.
+        limit: Bound of gates and of what they multiply, see `model.layers.gated`. None for none.
     """
 
     out: Element
@@ -62,6 +63,7 @@ class Epilogue:
     activation: str | None = None
     scaled: bool = False
     rounded: bool = False
+    limit: float | None = None
 
     @property
     def name(self) -> str:
@@ -71,6 +73,7 @@ class Epilogue:
             ("bias", self.bias),
             ("add", self.add),
             ("gated", self.gated),
+            (f"within_{self.limit}", self.limit is not None),
         )
         flags = [word for word, there in marks if there]
         return "_".join([*flags, *([self.activation] if self.activation else []), "to", self.out.name])
@@ -290,8 +293,11 @@ def _of_octets(code: Code, sums: list[Value], inputs: Value, panel: WeightPanel)
 def _end(code: Code, ending: Epilogue, made: list[Value], place: Value) -> None:
     activation = ACTIVATIONS.get(ending.activation or "")
     if ending.gated:
-        gate = activation(code, made[0]) if activation else made[0]
-        made = [gate * made[1]]
+        gate, up = made
+        if ending.limit is not None:
+            gate = code.minimum(gate, ending.limit)
+            up = code.maximum(code.minimum(up, ending.limit), -ending.limit) + 1.0
+        made = [(activation(code, gate) if activation else gate) * up]
     elif activation is not None:
         made = [activation(code, total) for total in made]
     for half, total in enumerate(made):

@@ -10,9 +10,11 @@ from model.cpu.kernels import math
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.kv import BLOCK, Heads
 from model.cpu.kernels.rows import Writer
-from model.cpu.kernels.values import FLOATS, INT32, INT64, INTS, LANES, Value
+from model.cpu.kernels.values import FLOAT32, FLOATS, INT32, INT64, INTS, LANES, Value
 
 SUMS = 24  # accumulators that are in registers at once
+WHOLE = 8  # vectors of a value that are summed at once; longer ones slice by slice
+FEW_ROWS = 6  # rows of a slice
 LEAST = -1e30  # below any score, and still far above the score of a hidden key
 HIDDEN = -3e38
 SLACK = 8.0  # powers of two that a score may be above the number that weights are relative to
@@ -27,17 +29,20 @@ class Shape:
         tokens: Most tokens of a piece.
         listed: Whether pieces list their tokens, and have one KV head. If not, they have one token.
         capped: Whether scores have a soft cap.
+        sinks: Whether each query head has a sink: a further key whose value is 0.
     """
 
     heads: Heads
     tokens: int
     listed: bool
     capped: bool
+    sinks: bool = False
 
     @property
     def name(self) -> str:
         h = self.heads
-        kind = f"{self.tokens}{'_listed' if self.listed else ''}{'_capped' if self.capped else ''}"
+        marks = [word for word in ("listed", "capped", "sinks") if getattr(self, word)]
+        kind = "_".join([str(self.tokens), *marks])
         return f"{h.heads}_{h.kv_heads}_{h.dim}_{h.stored}_{kind}"
 
     @property
@@ -60,8 +65,18 @@ class Shape:
     @property
     def together(self) -> int:
         """Rows whose sums are in registers at once."""
-        most = max(1, SUMS // (self.heads.dim // LANES))
-        return next(size for size in range(min(most, self.rows), 0, -1) if self.rows % size == 0)
+        vectors = self.heads.value_dim // LANES
+        return _divisor(self.rows, SUMS // vectors if vectors <= WHOLE else FEW_ROWS)
+
+    @property
+    def slice(self) -> int:
+        """Vectors of a value whose sums are in registers at once."""
+        return _divisor(self.heads.value_dim // LANES, SUMS // self.together)
+
+
+def _divisor(number: int, most: int) -> int:
+    """Returns the largest divisor of a number up to `most`."""
+    return next(size for size in range(min(most, number), 0, -1) if number % size == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +125,7 @@ def softmax(
     h = s.heads
     keys = code.lane_numbers() + code.splat(code.narrowed(block * BLOCK, INT32))
     with code.loop(0, s.rows) as row:
-        here = state.row(row, h.dim)
+        here = state.row(row, h.value_dim)
         score = code.load(scores + row * (LANES * 4), FLOATS)
         seen = sees(row // s.shared, keys)
         score = code.select(seen, score, code.floats(HIDDEN))
@@ -119,7 +134,7 @@ def softmax(
             new = code.maximum(code.splat(code.largest(score)), top.value)
             faded = math.exp2(code, top.value - new)
             code.store(code.load(here.total, FLOATS) * faded, here.total)
-            for i in range(0, h.dim, LANES):
+            for i in range(0, h.value_dim, LANES):
                 code.store(code.load(here.mixed, FLOATS, i * 4) * faded, here.mixed, i * 4)
             code.store(new, here.top)
             top.set(new)
@@ -134,7 +149,7 @@ def far_above(code: Code, s: Shape, state: State, scores: Value) -> Value:
     """Returns whether a score in a group of blocks changes the number that weights are relative to."""
     above = code.variable(code.floats(0.0))
     with code.loop(0, s.rows) as row:
-        top = code.load(state.row(row, s.heads.dim).top, FLOATS)
+        top = code.load(state.row(row, s.heads.value_dim).top, FLOATS)
         blocks = [code.load(scores + row * (LANES * 4), FLOATS, i * s.rows * LANES * 4) for i in range(s.group)]
         largest = blocks[0]
         for one in blocks[1:]:
@@ -150,7 +165,7 @@ def softmax_all(code: Code, s: Shape, state: State, scores: Value, weights: Valu
     """
     h = s.heads
     with code.loop(0, s.rows) as row:
-        here = state.row(row, h.dim)
+        here = state.row(row, h.value_dim)
         top, total = code.load(here.top, FLOATS), code.load(here.total, FLOATS)
         for i in range(s.group):
             score = code.load(scores + row * (LANES * 4), FLOATS, i * s.rows * LANES * 4)
@@ -168,8 +183,8 @@ def zero_after(code: Code, h: Heads, values: Value, tail: Value, count: Value) -
     zero = code.like(code.load(values, INTS), 0)
     for row in range(LANES // packed):
         left = count - row * packed
-        for i in range(0, h.dim, LANES):
-            at = (row * h.dim + i) * 4
+        for i in range(0, h.value_dim, LANES):
+            at = (row * h.value_dim + i) * 4
             content = code.load(values, INTS, at)
             if packed == 2:
                 content = code.select(code.splat(left > 1), content, content & 0xFFFF)
@@ -179,26 +194,27 @@ def zero_after(code: Code, h: Heads, values: Value, tail: Value, count: Value) -
 def mix(code: Code, s: Shape, state: State, values: list[Value], after: list[Value], weights: Value) -> None:
     """Adds values by their weights, block by block."""
     h, together = s.heads, s.together
-    vectors = range(0, h.dim, LANES)
-    with code.loop(0, s.rows, together) as start:
-        mixed, given = state.mixed + start * (h.dim * 4), weights + start * (LANES * h.element.size)
-        sums = [
-            [code.variable(code.load(mixed, FLOATS, (r * h.dim + i) * 4)) for i in vectors] for r in range(together)
-        ]
-        row_bytes = h.dim // LANES * h.word_bytes
+    count, row_bytes = h.value_dim // LANES, h.value_dim // LANES * h.word_bytes
+    with code.loop(0, s.rows, together) as start, code.loop(0, count, s.slice) as first:
+        mixed = state.mixed + start * (h.value_dim * 4) + first * (LANES * 4)
+        given = weights + start * (LANES * h.element.size)
+        places = [[(r * h.value_dim + i * LANES) * 4 for i in range(s.slice)] for r in range(together)]
+        sums = [[code.variable(code.load(mixed, FLOATS, place)) for place in row] for row in places]
+        begin = first * (LANES * (1 if h.eight_bit else 4))
         for i, (block, next_block) in enumerate(zip(values, after, strict=True)):
             with code.loop(0, LANES // h.element.packed) as token:
-                parts = [h.value_words(code, block + token * row_bytes, j) for j in vectors]
-                if not s.listed:
-                    for line in range(0, row_bytes, LANES * 4):
-                        code.prefetch(next_block + token * row_bytes, line)
+                row = block + begin + token * row_bytes
+                parts = [h.value_words(code, row, j * LANES) for j in range(s.slice)]
+                if not (s.listed or h.latent):
+                    for line in range(0, s.slice * h.word_bytes, LANES * 4):
+                        code.prefetch(next_block + begin + token * row_bytes, line)
                 for r in range(together):
                     weight = h.element.everywhere(code, given + token * 4, (i * s.rows + r) * LANES * h.element.size)
                     for total, part in zip(sums[r], parts, strict=True):
                         total.set(h.element.dot(code, total.value, part, weight))
-        for r in range(together):
-            for total, i in zip(sums[r], vectors, strict=True):
-                code.store(total.value, mixed, (r * h.dim + i) * 4)
+        for totals, row_places in zip(sums, places, strict=True):
+            for total, place in zip(totals, row_places, strict=True):
+                code.store(total.value, mixed, place)
 
 
 def fold(code: Code, s: Shape, new: State, whole: State) -> None:
@@ -213,20 +229,28 @@ def join(code: Code, s: Shape, top: Value, total: Value, mixed: Value, whole: St
     old, new = math.exp2(code, before - highest), math.exp2(code, top - highest)
     code.store(highest, whole.top)
     code.store(code.fma(code.load(whole.total, FLOATS), old, total * new), whole.total)
-    for i in range(0, s.heads.dim, LANES):
+    for i in range(0, s.heads.value_dim, LANES):
         added = code.load(mixed, FLOATS, i * 4) * new
         code.store(code.fma(code.load(whole.mixed, FLOATS, i * 4), old, added), whole.mixed, i * 4)
 
 
-def divide(code: Code, s: Shape, whole: State, place: Value) -> None:
-    factor = 1.0 / code.load(whole.total, FLOATS)
-    for i in range(0, s.heads.dim, LANES):
+def divide(code: Code, s: Shape, whole: State, place: Value, sink: Value) -> None:
+    """Writes a row's result. `sink` is the address of the head's sink, a score in base 2."""
+    total = code.load(whole.total, FLOATS)
+    if s.sinks:
+        top, score = code.load(whole.top, FLOATS), code.splat(code.load(sink, FLOAT32))
+        highest = code.maximum(top, score)
+        faded = math.exp2(code, top - highest)
+        factor = faded / code.fma(total, faded, math.exp2(code, score - highest))
+    else:
+        factor = 1.0 / total
+    for i in range(0, s.heads.value_dim, LANES):
         s.heads.element.store(code, code.load(whole.mixed, FLOATS, i * 4) * factor, place, i * s.heads.element.size)
 
 
 def part_bytes(s: Shape) -> int:
     """Returns the bytes of a row's partial result: 16 lanes of its top, 16 of its total, its mixed values."""
-    return (2 * LANES + s.heads.dim) * 4
+    return (2 * LANES + s.heads.value_dim) * 4
 
 
 def write_join(shape: Shape) -> Writer:
@@ -238,24 +262,29 @@ def write_join(shape: Shape) -> Writer:
         out: Result, of the element.
         stride: Bytes of a row of `out`.
         partial: Cell. Partial results.
+        sinks: Score of each head's sink in base 2, float32. Not read without sinks.
+        counters: The two counters of the layer's pieces, which are 0 again for the next layer.
     """
     s, h = shape, shape.heads
 
     def write(code: Code) -> None:
-        divided, count, out, stride, partial = code.arguments(5)
-        whole = State.of(code, 1, h.dim)
+        divided, count, out, stride, partial, sinks, counters = code.arguments(7)
+        with code.when(code.thread < 1):
+            for which in range(2):
+                code.store(code.integer(0), counters, 8 * which)
+        whole = State.of(code, 1, h.value_dim)
         first, last = code.share(code.held(count) * h.heads)
         with code.loop(first, last) as item:
             place, head = code.held(divided) + item // h.heads * 24, item % h.heads
             token, part, parts = (code.load(place, INT64, 8 * i) for i in range(3))
             code.store(code.floats(LEAST), whole.top)
             code.store(code.floats(0.0), whole.total)
-            for i in range(0, h.dim, LANES):
+            for i in range(0, h.value_dim, LANES):
                 code.store(code.floats(0.0), whole.mixed, i * 4)
             with code.loop(part, part + parts) as number:
                 here = code.held(partial) + (number * h.heads + head) * part_bytes(s)
                 top, total = code.load(here, FLOATS), code.load(here, FLOATS, LANES * 4)
                 join(code, s, top, total, here + 2 * LANES * 4, whole)
-            divide(code, s, whole, out + token * stride + head * (h.dim * h.element.size))
+            divide(code, s, whole, out + token * stride + head * (h.value_dim * h.element.size), sinks + head * 4)
 
     return write

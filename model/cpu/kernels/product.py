@@ -284,31 +284,50 @@ class KernelLinear:
 
 
 def experts_call(
-    products: Sequence[KernelLinear], routes: Routes, x: Buffer, y: Buffer, gather: bool, activation: str | None = None
+    products: Sequence[KernelLinear],
+    routes: Routes,
+    x: Buffer,
+    y: Buffer,
+    gather: bool,
+    activation: str | None = None,
+    limit: float | None = None,
 ) -> Call:
     """Makes the call of each expert's product, see `write_experts`.
 
+    Args:
+        products: The products, by expert. They must outlive the call.
+        routes: Rows and experts of a step.
+        x: Input.
+        y: Buffer of the result.
+        gather: See `write_experts`.
+        activation: Activation of the gates, for gated products.
+        limit: See `Epilogue`.
+
     Raises:
-        NotCompiled: The experts have biases, or differ in shape or in the layout of their weights.
+        NotCompiled: The experts differ in shape or in the layout of their weights.
     """
     parts = [product.only for product in products]
     first = parts[0]
-    if len({(part.outputs, part.steps, part.bias is None) for part in parts}) > 1 or first.bias is not None:
-        raise NotCompiled("its experts have biases or differ in shape")
+    if len({(part.outputs, part.steps, part.bias is None) for part in parts}) > 1:
+        raise NotCompiled("its experts differ in shape, or some have biases")
     kind, gated = first.kind, products[0].gated
     if any(part.kind != kind for part in parts):  # one kernel reads the panels of all of them
         raise NotCompiled("its experts are in several weight formats")
     if any(product.gated != gated for product in products):
         raise NotCompiled("some of its experts are gated")
-    ending = Epilogue(y.element, gated=gated, activation=activation, scaled=first.scales is not None)
+    ending = Epilogue(
+        y.element, first.bias is not None, gated=gated, activation=activation, scaled=first.scales is not None,
+        limit=limit,
+    )  # fmt: skip
     panels = torch.tensor([part.panels.data_ptr() for part in parts])
     scales = torch.tensor([part.scales.data_ptr() for part in parts if part.scales is not None])
+    biases = torch.tensor([part.bias.data_ptr() for part in parts if part.bias is not None])
     return Call(
         f"experts_{kind.name}_{ending.name}_{'gather' if gather else 'scatter'}",
         write_experts(kind, ending, gather),
         (
             routes.jobs, routes.count, routes.order, routes.used, x.tensor, x.stride, panels,
-            len(first.panels), first.steps, y.tensor, y.stride, scales,
+            len(first.panels), first.steps, y.tensor, y.stride, scales, biases,
         ),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Kernels on single rows of activations: embedding, norms, choosing and rounding rows.
+"""Kernels on single rows of activations: norms, choosing and rounding rows.
 
 The residual stream of a forward pass is float32; inputs of products are of the model's element. Threads share the rows.
 Widths are multiples of 16.
@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from model.cpu.kernels import math
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import FLOAT, Element
-from model.cpu.kernels.values import INT64, LANES, Value
+from model.cpu.kernels.values import FLOAT32, INT64, LANES, Value
 
 Writer = Callable[[Code], None]
 
@@ -21,38 +22,6 @@ def shared_rows(code: Code, count: Value) -> Iterator[Value]:
     first, last = code.share(code.held(count))
     with code.loop(first, last) as row:
         yield row
-
-
-def write_embedding(element: Element, positions: bool) -> Writer:
-    """Writes the kernel that looks up embeddings. With `positions`, those of positions are added.
-
-    Kernel arguments:
-        count: Cell. The number of rows.
-        tokens: Cell. Token ids, int64.
-        places: Cell. Positions, int64.
-        table: Table of tokens, of the element.
-        learned: Table of positions, of the element.
-        y: Result, float32.
-        stride: Bytes of a row of y.
-        width: Columns.
-        scale: Factor of tokens' rows, a float.
-    """
-
-    def write(code: Code) -> None:
-        count, tokens, places, table, learned, y, stride, width = code.arguments(8)
-        scale = code.splat(code.real(8))
-        tokens, places = code.held(tokens), code.held(places)
-        row_bytes = width * element.size
-        with shared_rows(code, count) as row:
-            source = table + code.load(tokens + row * 8, INT64) * row_bytes
-            place = learned + code.load(places + row * 8, INT64) * row_bytes if positions else source
-            with code.loop(0, width, LANES) as i:
-                x = element.load(code, source + i * element.size) * scale
-                if positions:
-                    x = x + element.load(code, place + i * element.size)
-                FLOAT.store(code, x, y + row * stride + i * 4)
-
-    return write
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,5 +156,31 @@ def write_gated(activation: Callable[[Code, Value], Value] | None, out: Element)
             gate = gate if activation is None else activation(code, gate)
             other = FLOAT.load(code, x + row * x_stride + (width + i) * 4)
             out.store(code, gate * other, y + row * y_stride + i * out.size)
+
+    return write
+
+
+def write_add_gated() -> Writer:
+    """Writes the kernel that adds rows to others, each times the sigmoid of a number of its own.
+
+    Kernel arguments:
+        count: Cell. The number of rows.
+        gates: A number at the beginning of each row, float32.
+        gates_stride: Bytes of a row of gates.
+        x: Rows to add, float32.
+        x_stride: Bytes of a row of x.
+        y: Result, float32.
+        y_stride: Bytes of a row of y.
+        width: Columns.
+    """
+
+    def write(code: Code) -> None:
+        count, gates, gates_stride, x, x_stride, y, y_stride, width = code.arguments(8)
+        with shared_rows(code, count) as row:
+            gate = math.sigmoid(code, code.splat(code.load(gates + row * gates_stride, FLOAT32)))
+            with code.loop(0, width, LANES) as i:
+                place = y + row * y_stride + i * 4
+                added = FLOAT.load(code, x + row * x_stride + i * 4)
+                FLOAT.store(code, code.fma(gate, added, FLOAT.load(code, place)), place)
 
     return write

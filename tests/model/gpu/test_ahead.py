@@ -52,7 +52,7 @@ def attention(
     types = {
         "out": floats, "queries": floats, "keys": pages, "values": pages, "key_scales": "*fp32",
         "value_scales": "*fp32", "plan": "*i32", "header": "i32", "first_key": "*i32", "end_key": "*i32",
-        "first_part": "*i32", "partial_out": "*fp32", "partial_sums": "*fp32", "score_scale": "fp32",
+        "first_part": "*i32", "partial_out": "*fp32", "partial_sums": "*fp32", "sinks": "*fp32", "score_scale": "fp32",
         "soft_cap": "fp32", "query_stride": "i32", "query_head_stride": "i32", "pool_slots": "i32",
     }  # fmt: skip
     tile_heads = min(16, 1 << (group - 1).bit_length())
@@ -121,7 +121,7 @@ def test_attention_over_int8(capability: int) -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dim", [64, 256])
 def test_joining_parts(capability: int, dim: int) -> None:
-    types = {"out": "*bf16", "partial_out": "*fp32", "partial_sums": "*fp32", "joins": "*i32"}
+    types = {"out": "*bf16", "partial_out": "*fp32", "partial_sums": "*fp32", "sinks": "*fp32", "joins": "*i32"}
     made = compile_for(capability, join_parts, types, {"HEAD_DIM": dim, "PADDED_DIM": dim, "PARTS_AT_ONCE": 16})
     check(made, capability)
     assert "ld.global.v4" in made.assembly

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from model.blocks import Experts, GatedMLP, SelfAttention
+from model.embedding_table import PlainTable
 from model.forward import ForwardBatch, ForwardOutput
 from model.gpu.graphs import GraphDecoder, sizes_of_graphs, why_not
 from model.layers import silu
 from model.rope import Rope
-from tests.support.sectioned import Sectioned
+from model.routing import Routing
+from tests.support.sectioned import in_turn
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 16, 100, 256, 1000])
@@ -29,15 +31,14 @@ def test_a_step_is_filled_up_by_a_third_at_most(most: int) -> None:
 def test_a_model_with_experts_is_not_recorded() -> None:
     mlp = GatedMLP(abs, abs, silu)
     assert why_not([mlp, (mlp,)]) is None
-    assert "experts" in (why_not([mlp, (Experts(abs, [mlp], 1, True),)]) or "")
+    assert "experts" in (why_not([mlp, (Experts(abs, [mlp], Routing(1, normalised=True)),)]) or "")
 
 
 def test_a_model_that_turns_by_several_axes_is_not_recorded() -> None:
     rope = Rope(torch.ones(4), 8, torch.float32, torch.device("cpu"))
     attention = SelfAttention(0, 1, 1, 8, abs, abs, rope)
     assert why_not([attention]) is None
-    several = Sectioned(torch.ones(4), 8, torch.float32, torch.device("cpu"))
-    assert "several axes" in (why_not([replace(attention, rope=several)]) or "")
+    assert "several axes" in (why_not([replace(attention, rope=in_turn(rope))]) or "")
 
 
 class Attention:
@@ -50,7 +51,7 @@ class Attention:
 class Embedded:
     """A decoder whose logits are the tokens at the wanted places."""
 
-    embedding, vision = SimpleNamespace(tokens=torch.zeros(9, 1)), None
+    embedding, vision = SimpleNamespace(tokens=PlainTable("", torch.zeros(9, 1))), None
 
     def forward(self, batch: ForwardBatch, out: Tensor | None = None) -> ForwardOutput:
         logits = batch.tokens[batch.wanted].float()[:, None].expand(-1, 9)

@@ -46,16 +46,16 @@ def test_groups_have_a_kernel_and_other_formats_have_torch(
 def test_a_tied_output_layer_is_the_embedding_itself(tmp_path: Path) -> None:
     """No copy of it is made for a back end that leaves plain weights to torch."""
     decoder: Any = loaded(write_llama(tmp_path, tie_word_embeddings=True), None)
-    x = torch.ones(1, decoder.embedding.tokens.shape[1], dtype=torch.float16)
+    x = torch.ones(1, decoder.embedding.tokens.width, dtype=torch.float16)
     assert decoder.head(x).any()
-    decoder.embedding.tokens.zero_()
+    decoder.embedding.tokens.weight.zero_()
     assert not decoder.head(x).any()
 
 
 def test_products_of_a_model_share_the_room_of_a_block(tmp_path: Path) -> None:
     scratch = Scratch(torch.float16, CPU)
     decoder: Any = loaded(write_llama(tmp_path), "int4", scratch)
-    room, hidden = scratch.shaped(torch.Size([1])), decoder.embedding.tokens.shape[1]
+    room, hidden = scratch.shaped(torch.Size([1])), decoder.embedding.tokens.width
     for layer in decoder.layers:
         for product, inputs in ((layer.attention.qkv, hidden), (layer.mlp.gate_up, hidden)):
             room.fill_(torch.nan)

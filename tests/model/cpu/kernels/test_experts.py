@@ -8,10 +8,12 @@ from torch import Tensor
 
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.element import BFLOAT, FLOAT, Element
-from model.cpu.kernels.experts import JOB, Routes, write_choice, write_jobs, write_mixed
+from model.cpu.kernels.experts import JOB, Routes, write_jobs, write_mixed
 from model.cpu.kernels.product import KernelLinear, NotCompiled, experts_call
 from model.cpu.kernels.program import Call, Machine
 from model.cpu.kernels.sides import MOST_ROWS
+from model.cpu.mixtures import choice_call
+from model.routing import AnyRouting, Groups, Routing, SparseMixer
 from tests.support.kernels import kernel_linear
 
 HIDDEN, INNER = 64, 40
@@ -24,50 +26,116 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=shape)).float()
 
 
-def routing(routes: Routes, rows: Tensor, logits: Buffer, normalised: bool) -> list[Call]:
+def jobs_call(routes: Routes, rows: Tensor) -> Call:
     """rows: int64 [1]."""
-    return [
-        Call(
-            f"choice{'_normalised' if normalised else ''}",
-            write_choice(normalised),
-            (
-                rows, logits.tensor, logits.stride, routes.experts, routes.used, routes.chosen,
-                routes.weights,
-            ),
-        ),
-        Call(
-            "jobs",
-            write_jobs,
-            (
-                rows, routes.used, routes.experts, routes.chosen, routes.order, routes.jobs,
-                routes.count,
-            ),
-        ),
-    ]  # fmt: skip
+    arguments = rows, routes.used, routes.experts, routes.chosen, routes.order, routes.jobs, routes.count
+    return Call("jobs", write_jobs, arguments)
 
 
-def routed(machine: Machine, logits: Tensor, used: int, normalised: bool = False) -> Routes:
-    rows, experts = logits.shape
-    routes = Routes.of(rows, experts, used)
-    machine.program(routing(routes, torch.tensor([rows]), Buffer.copy_of(logits, FLOAT), normalised)).run()
+def routed(machine: Machine, logits: Tensor, routing: AnyRouting) -> Routes:
+    count, experts = logits.shape
+    routes, rows = Routes.of(count, experts, routing.used), torch.tensor([count])
+    calls = [choice_call(routing, routes, rows, Buffer.copy_of(logits, FLOAT)), jobs_call(routes, rows)]
+    machine.program(calls).run()
     return routes
 
 
 @pytest.mark.parametrize(("experts", "used"), [(1, 1), (5, 2), (8, 8), (16, 3), (60, 4), (128, 8), (1000, 33)])
 @pytest.mark.parametrize("normalised", [False, True])
-def test_the_choice_is_that_of_torch(machine: Machine, experts: int, used: int, normalised: bool) -> None:
-    logits = random(7, experts) * 3
-    routes = routed(machine, logits, used, normalised)
-    weights, chosen = torch.topk(torch.softmax(logits.double(), -1), used, -1)
-    weights = weights / weights.sum(-1, keepdim=True) if normalised else weights
-    assert torch.equal(routes.chosen.view(7, used), chosen)
-    np.testing.assert_allclose(routes.weights.view(7, used), weights, rtol=1e-5)
+@pytest.mark.parametrize("by_sigmoid", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_choice_is_that_of_plain_numpy(
+    machine: Machine, experts: int, used: int, normalised: bool, by_sigmoid: bool, biased: bool
+) -> None:
+    bias = random(experts, seed=1) / 4 if biased else None
+    check(
+        machine, random(7, experts) * 3, Routing(used, normalised, by_sigmoid, bias, None, 2.5 if normalised else 1.0)
+    )
+
+
+def test_weights_are_divided_by_no_smaller_sum(machine: Machine) -> None:
+    logits, least = random(20, 16) * 2, 0.6
+    smaller = torch.softmax(logits, -1).topk(2).values.sum(-1) < least
+    assert 5 < smaller.sum() < 15
+    check(machine, logits, Routing(2, True, least=least))
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_experts_have_scales_of_their_own(machine: Machine, normalised: bool) -> None:
+    check(machine, random(7, 40) * 2, Routing(3, normalised, scales=random(40, seed=3)))
+
+
+@pytest.mark.parametrize(
+    ("experts", "count", "of_token", "used"),
+    [(8, 4, 2, 3), (64, 8, 3, 6), (256, 8, 4, 8), (60, 3, 1, 20), (18, 3, 2, 5)],
+)
+@pytest.mark.parametrize("best", [1, 2])
+@pytest.mark.parametrize("by_sigmoid", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_groups(
+    machine: Machine, experts: int, count: int, of_token: int, used: int, best: int, by_sigmoid: bool, biased: bool
+) -> None:
+    bias = random(experts, seed=2) / 4 if biased else None
+    check(machine, random(9, experts) * 2, Routing(used, True, by_sigmoid, bias, Groups(count, of_token, best)))
+
+
+def check(machine: Machine, logits: Tensor, routing: Routing) -> None:
+    """Kernel and torch choose as the plain statement does, expert by expert."""
+    routes = routed(machine, logits, routing)
+    by_torch = routing(logits)
+    for row, line in enumerate(logits.double().numpy()):
+        scores = 1 / (1 + np.exp(-line)) if routing.by_sigmoid else np.exp(line) / np.exp(line).sum()
+        ranks = scores if routing.bias is None else scores + routing.bias.double().numpy()
+        allowed = range(len(line))
+        if routing.groups is not None:
+            groups = [list(part) for part in np.arange(len(line)).reshape(routing.groups.count, -1)]
+            groups.sort(key=lambda group: -sum(sorted(ranks[group])[-routing.groups.best :]))
+            allowed = [expert for group in groups[: routing.groups.used] for expert in group]
+        chosen = sorted(allowed, key=lambda expert: -ranks[expert])[: routing.used]
+        weights = (
+            scores[chosen] / (max(scores[chosen].sum(), routing.least) if routing.normalised else 1.0) * routing.factor
+        )
+        weights = weights if routing.scales is None else weights * routing.scales.double().numpy()[chosen]
+        mine = slice(row * routing.used, (row + 1) * routing.used)
+        assert routes.chosen[mine].tolist() == by_torch[1][row].tolist() == chosen
+        np.testing.assert_allclose(routes.weights[mine], weights, rtol=1e-5)
+        np.testing.assert_allclose(by_torch[0][row], weights, rtol=1e-5)
+
+
+@pytest.mark.parametrize("experts", [2, 5, 16, 33])
+@pytest.mark.parametrize("band", [0.0, 0.02, 0.5, 2.5])
+@pytest.mark.parametrize("above", [-4.0, 0.0, 4.0])
+def test_a_sparse_mixer_is_that_of_plain_numpy(machine: Machine, experts: int, band: float, above: float) -> None:
+    """Logits of one sign too: a share of the larger size is another number then."""
+    logits, routing = random(40, experts) + above, SparseMixer(band)
+    routes, (torch_weights, torch_chosen) = routed(machine, logits, routing), routing(logits)
+    for row, line in enumerate(logits.double().numpy()):
+        chosen, weights, left = list[int](), list[float](), list(range(experts))
+        for _ in range(2):
+            best = max(left, key=lambda expert: line[expert])
+            near = [e for e in left if (line[best] - line[e]) / max(abs(line[e]), line[best]) <= band]
+            weights.append(1 / sum(np.exp(line[expert] - line[best]) for expert in near))
+            chosen.append(best)
+            left.remove(best)
+        assert routes.chosen[2 * row : 2 * row + 2].tolist() == torch_chosen[row].tolist() == chosen
+        np.testing.assert_allclose(routes.weights[2 * row : 2 * row + 2], weights, rtol=1e-5)
+        np.testing.assert_allclose(torch_weights[row], weights, rtol=1e-5)
+
+
+def test_a_sparse_mixer_has_nan_for_nan_and_the_first_of_equal_logits(machine: Machine) -> None:
+    logits = torch.zeros(3, 20)
+    logits[1, [7, 18]] = 1.0
+    logits[2, 5] = torch.nan
+    routes = routed(machine, logits, SparseMixer(0.02))
+    assert routes.chosen[:4].tolist() == [0, 1, 7, 18]
+    np.testing.assert_allclose(routes.weights[:4], [1 / 20, 1 / 19, 1 / 2, 1.0], rtol=1e-6)
+    assert routes.weights[4:].isnan().all()
 
 
 def test_of_equal_logits_the_first(machine: Machine) -> None:
     logits = torch.zeros(2, 20)
     logits[1, [7, 18]] = 1.0
-    assert routed(machine, logits, 3).chosen.tolist() == [0, 1, 2, 7, 18, 0]
+    assert routed(machine, logits, Routing(3, False)).chosen.tolist() == [0, 1, 2, 7, 18, 0]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 200])
@@ -75,7 +143,7 @@ def test_jobs_hold_every_place_once_by_expert(machine: Machine, rows: int) -> No
     logits = random(rows, 6)
     logits[:, 4] += 100.0  # one that all rows go to, and one that none does
     logits[:, 1] -= 100.0
-    routes = routed(machine, logits, 2)
+    routes = routed(machine, logits, Routing(2, False))
     jobs = routes.jobs[: int(routes.count) * len(JOB)].view(-1, len(JOB)).tolist()
     assert [first for _, first, _ in jobs] == list(np.cumsum([0, *(count for _, _, count in jobs)]))[:-1]
     assert sum(count for _, _, count in jobs) == 2 * rows
@@ -93,13 +161,31 @@ def test_jobs_hold_every_place_once_by_expert(machine: Machine, rows: int) -> No
 class Mixture:
     """A mixture with random weights, and what it should make of x [rows, HIDDEN]."""
 
-    def __init__(self, machine: Machine, element: Element, quantized: bool, experts: int = 6, used: int = 3) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        element: Element,
+        quantized: bool,
+        experts: int = 6,
+        used: int = 3,
+        limit: float | None = None,
+    ) -> None:
+        """limit: of the gates of experts that have biases too."""
         self.machine, self.element, self.experts, self.used = machine, element, experts, used
         self.gate_up = [random(2 * INNER, HIDDEN, seed=i) / 8 for i in range(experts)]
         self.down = [random(HIDDEN, INNER, seed=100 + i) / 6 for i in range(experts)]
 
+        self.limit, scale = limit, 0.0 if limit is None else 0.3
+        self.biases = [
+            (random(2 * INNER, seed=200 + i) * scale, random(HIDDEN, seed=300 + i) * scale) for i in range(experts)
+        ]
+
         def products(weights: list[Tensor], gated: bool) -> list[KernelLinear]:
-            return [kernel_linear(machine, [w], None, element, gated, quantized) for w in weights]
+            biases = [None if limit is None else pair[0 if gated else 1] for pair in self.biases]
+            return [
+                kernel_linear(machine, [w], bias, element, gated, quantized)
+                for w, bias in zip(weights, biases, strict=True)
+            ]
 
         self.products = products(self.gate_up, True), products(self.down, False)
 
@@ -117,8 +203,9 @@ class Mixture:
         )  # fmt: skip
         add = before is not None
         calls = [
-            *routing(routes, rows, scores, normalised=True),
-            experts_call(self.products[0], routes, source, inner, gather=True, activation="silu"),
+            choice_call(Routing(used, True), routes, rows, scores),
+            jobs_call(routes, rows),
+            experts_call(self.products[0], routes, source, inner, gather=True, activation="silu", limit=self.limit),
             experts_call(self.products[1], routes, inner, parts, gather=False),
             Call(f"mixed{'_add' if add else ''}", write_mixed(add), arguments),
         ]
@@ -130,18 +217,21 @@ class Mixture:
         weights, chosen = torch.topk(torch.softmax(logits.double(), -1), self.used, -1)
         weights = weights / weights.sum(-1, keepdim=True)
         every = []
-        for gate_up, down in zip(self.gate_up, self.down, strict=True):
-            gate, up = (x @ gate_up.to(self.element.dtype).double().T).chunk(2, -1)
-            every.append(F.silu(gate) * up @ down.to(self.element.dtype).double().T)
+        for gate_up, down, biases in zip(self.gate_up, self.down, self.biases, strict=True):
+            gate, up = (x @ gate_up.to(self.element.dtype).double().T + biases[0]).chunk(2, -1)
+            if self.limit is not None:
+                gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit) + 1
+            every.append(F.silu(gate) * up @ down.to(self.element.dtype).double().T + biases[1])
         of_row = torch.stack(every, 1).gather(1, chosen.unsqueeze(-1).expand(-1, -1, HIDDEN))
         return (of_row * weights.unsqueeze(-1)).sum(1)
 
 
 @each_element
+@pytest.mark.parametrize("limit", [None, 0.4])
 @pytest.mark.parametrize("rows", [1, 3, 40, 300])
-def test_equals_the_sum_of_experts(machine: Machine, element: Element, rows: int) -> None:
+def test_equals_the_sum_of_experts(machine: Machine, element: Element, rows: int, limit: float | None) -> None:
     mixture, x, logits, before = (
-        Mixture(machine, element, False),
+        Mixture(machine, element, False, limit=limit),
         random(rows, HIDDEN),
         random(rows, 6),
         random(rows, HIDDEN, seed=1),
@@ -191,8 +281,8 @@ def test_experts_that_differ_are_refused(machine: Machine) -> None:
     products = [kernel_linear(machine, [random(32, inputs)], None, FLOAT) for inputs in (32, 64)]
     biased = kernel_linear(machine, [random(32, 32)], random(32), FLOAT)
     x = Buffer.of(1, 64, FLOAT)
-    for wrong in (products, [biased]):
-        with pytest.raises(NotCompiled, match="its experts have biases or differ in shape"):
+    for wrong in (products, [products[0], biased]):
+        with pytest.raises(NotCompiled, match="its experts differ in shape, or some have biases"):
             experts_call(wrong, Routes.of(1, 2, 1), x, x, gather=True)
 
 

@@ -21,13 +21,13 @@ from model.cpu.kernels.product import KernelGroups, KernelLinear
 from model.cpu.kernels.program import Machine
 from model.cpu.kernels.team import Team
 from model.weight_formats.groups import GroupBlocks, GroupWeights, bring_back
-from model.weight_formats.levels import E2M1, E4M3, INT4, INT5, INT6, INT8, UINT2, UINT4, UINT5, Levels
+from model.weight_formats.levels import E2M1, E4M3, INT3, INT4, INT5, INT6, INT8, UINT2, UINT4, UINT5, Levels
 from tests.support.examples import examples
 from tests.support.kernels import the_machine
 from tests.support.planted import plant
 
 ROWS = (1, 2, 7, 8, 9, 19, 140)
-KINDS = (UINT2, INT4, UINT5, INT6, INT8, E2M1, E4M3)
+KINDS = (UINT2, INT3, INT4, UINT5, INT6, INT8, E2M1, E4M3)
 
 
 def drawn(
@@ -120,7 +120,7 @@ def test_any_shape(
 @settings(max_examples=examples(20), deadline=None)
 @given(
     st.sampled_from([FLOAT, BFLOAT]),
-    st.sampled_from([UINT2, INT4, UINT4, UINT5, INT6]),
+    st.sampled_from([UINT2, INT3, INT4, UINT4, UINT5, INT6]),
     st.integers(1, 100),
     st.sampled_from([(16, 16, 1), (32, 8, 2), (32, 4, 3)]),
     st.sampled_from([None, torch.float16]),
@@ -172,7 +172,7 @@ def test_other_cpus_have_the_numbers_too(cpu: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: cpu)
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: FeatureMap({}))
     machine = Machine(Compiler(None), Team())
-    for levels in (UINT2, INT4, UINT4, INT5, INT6, INT8, E4M3):
+    for levels in (UINT2, INT3, INT4, UINT4, INT5, INT6, INT8, E4M3):
         assert can_decode(levels, has_pairs=False)
         for element in (FLOAT, BFLOAT):
             groups = drawn(levels, 40, 96, 32, torch.float16, torch.float16)
@@ -240,6 +240,16 @@ def without_block(of_run: Right) -> Right:
     return lambda of, code, run, _: of_run(of, code, run, None)
 
 
+def of_other_half(joined: Right) -> Right:
+    def other(code: Any, address: Any, half: int) -> Any:
+        return [
+            own & group_words.LOWER_PLANE | wrong & ~group_words.LOWER_PLANE
+            for own, wrong in zip(joined(code, address, half), joined(code, address, 1 - half), strict=True)
+        ]
+
+    return other
+
+
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "scales of other outputs": lambda patch: plant(patch, FactorTypes, "load", other_half),
     "nibbles in another order": lambda patch: plant(patch, GroupWords, "laid", swapped),
@@ -250,6 +260,7 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         GroupPanels, "laid", lambda of, groups: REAL_LAID(of, replace(groups, values=(groups.values + 1) & 15))
     ),
     "upper bits of the neighbouring input": lambda patch: patch.setattr(group_words, "SHIFTS_UP", 3),
+    "third bits of the other outputs": lambda patch: plant(patch, group_words, "_joined_planes", of_other_half),
     "sums of the first row's inputs for all": lambda patch: patch.setattr(group_sums, "MOST_RUNS", 0),
 }
 REAL_LAID: Callable[[GroupPanels, PanelGroups], Tensor] = GroupPanels.laid
@@ -266,5 +277,6 @@ def test_harness_catches(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[fault](monkeypatch)
     four = drawn(INT4, 64, 256, 32, torch.float16, torch.float16)
     five = drawn(UINT5, 64, 256, 32, torch.float16, torch.float16, blocks=8)
+    three = drawn(INT3, 64, 256, 16, torch.float16, None, blocks=16)
     with pytest.raises(AssertionError):
-        near_both(machine, four, five)
+        near_both(machine, four, five, three)

@@ -11,7 +11,6 @@ from llvmlite.binding import FeatureMap, get_host_cpu_features
 from torch import Tensor
 
 from model import layers
-from model.cpu.decoder_calls import ACTIVATIONS
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.element import BFLOAT, FLOAT, Element
 from model.cpu.kernels.native import Compiler
@@ -19,6 +18,7 @@ from model.cpu.kernels.product import KernelLinear
 from model.cpu.kernels.program import Machine
 from model.cpu.kernels.sides import TILE
 from model.cpu.kernels.team import Team
+from model.cpu.known_parts import ACTIVATIONS
 from model.weight_formats.int8 import quantize
 from tests.model.cpu.kernels.test_rows import test_rounded_to_the_even_one
 from tests.support.kernels import kernel_linear

@@ -15,10 +15,11 @@ import torch
 from llvmlite.binding import FeatureMap
 
 from model.cpu.kernels.attention import write_attention
+from model.cpu.kernels.choice import Choice, write_choice, write_sparse_mixer
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.eight_bit import EIGHT_BITS
 from model.cpu.kernels.element import BFLOAT
-from model.cpu.kernels.experts import write_choice, write_experts, write_jobs, write_mixed
+from model.cpu.kernels.experts import write_experts, write_jobs, write_mixed
 from model.cpu.kernels.heads import HeadNorm, write_heads
 from model.cpu.kernels.kv import Heads
 from model.cpu.kernels.linear import Epilogue, write_linear
@@ -166,7 +167,8 @@ def test_no_cpu_needs_a_function_that_is_not_there(cpu: str, monkeypatch: pytest
         "experts": write_experts(
             Int8Panels(BFLOAT), Epilogue(BFLOAT, gated=True, activation="silu", scaled=True), gather=True
         ),
-        "choice": write_choice(normalised=True),
+        "choice": write_choice(Choice(True, True, True, 2, True)),
+        "sparse mixer": write_sparse_mixer,
         "jobs": write_jobs,
         "mixed": write_mixed(add=True),
         "heads": write_heads(BFLOAT, HeadNorm(Norm()), rows=True),

@@ -10,9 +10,10 @@ from cache_manager.layout import KVLayout
 from model.cpu.attention_backend import CpuAttention, why_not
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.element import BFLOAT, FLOAT, Element
+from model.cpu.kernels.embedding import write_embedding
 from model.cpu.kernels.heads import HeadNorm, write_heads
 from model.cpu.kernels.program import Call, Machine
-from model.cpu.kernels.rows import Norm, write_embedding, write_norm, write_rounded
+from model.cpu.kernels.rows import Norm, write_norm, write_rounded
 from model.rope import Rope, frequencies, rotate
 from tests.support.pages import exported
 
@@ -92,12 +93,15 @@ def test_chosen_rows_are_rounded(machine: Machine, element: Element) -> None:
 
 HEAD_NORMS = [
     HeadNorm(Norm()), HeadNorm(Norm(), together=True), HeadNorm(Norm(centred=True, bias=True)),
-    HeadNorm(Norm(centred=True), together=True),
+    HeadNorm(Norm(centred=True), together=True), HeadNorm(Norm(centred=True), own=True),
+    HeadNorm(Norm(), after=True), HeadNorm(Norm(), values=True),
 ]  # fmt: skip
 
 
 def normed(kind: HeadNorm, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """x: [tokens, heads, dim]."""
+    if kind.own:
+        return F.layer_norm(x, x.shape[-1:], eps=eps) * weight.view(x.shape[1:])
     row = x.flatten(1) if kind.together else x
     width = row.shape[-1:]
     if kind.norm.centred:
@@ -106,49 +110,69 @@ def normed(kind: HeadNorm, x: Tensor, weight: Tensor, bias: Tensor, eps: float) 
 
 
 @elements
-@pytest.mark.parametrize(("dim", "pairs"), [(16, 8), (16, 0), (48, 5), (64, 32), (80, 24)])
+@pytest.mark.parametrize(
+    ("dim", "pairs", "apart"),
+    [(16, 8, 8), (16, 0, 0), (48, 5, 5), (64, 32, 32), (80, 24, 24), (80, 5, 40), (64, 9, 32)],
+)
 @pytest.mark.parametrize("page_size", [16, 3])
+@pytest.mark.parametrize("same", [False, True], ids=["values apart", "values from keys"])
 @pytest.mark.parametrize("kind", [None, *HEAD_NORMS], ids=lambda kind: kind.name if kind else "no norm")
-def test_heads(machine: Machine, element: Element, dim: int, pairs: int, page_size: int, kind: HeadNorm | None) -> None:
+def test_heads(
+    machine: Machine, element: Element, dim: int, pairs: int, apart: int, page_size: int, same: bool,
+    kind: HeadNorm | None,
+) -> None:  # fmt: skip
     """Queries, and what the pool then has of keys and values, beside the functions of the torch models."""
     heads, kv_heads, eps = 4, 2, 1e-3
+    first_value = heads if same else heads + kv_heads
     layout = KVLayout.uniform(((0,),), kv_heads, dim, element.size, page_size)
     dtype = str(element.dtype).removeprefix("torch.")
     attention = CpuAttention(machine, layout, 40, heads, dtype)
     qkv = random(ROWS, (heads + 2 * kv_heads) * dim)
     positions, slots = np.array([5, 6, 0, 40, 63]), np.array([1, 17, 33, 16, 2])
-    together = kind is not None and kind.together
+    together = kind is not None and (kind.together or kind.own)
     widths = (heads * dim, kv_heads * dim) if together else (dim, dim)
     weights, biases = ([random(width, seed=seed + i) for i, width in enumerate(widths)] for seed in (1, 3))
-    rope = Rope(frequencies(2 * pairs, 1e4), 64, torch.float32, torch.device("cpu")) if pairs else None
+    of_values = random(dim, seed=5)
+    rope = Rope(frequencies(2 * pairs, 1e4), 64, torch.float32, torch.device("cpu"), apart=apart) if pairs else None
     tables = tuple(F.pad(table, (0, 0, 0, 16)) for table in rope.tables) if rope else (0, 0)
     source, queries, cells = (
         Buffer.copy_of(qkv, FLOAT), torch.zeros(ROWS, heads, dim, dtype=element.dtype),
         Cells(ROWS, slots.ctypes.data, positions.ctypes.data),
     )  # fmt: skip
     arguments = (
-        cells[0], cells[1], cells[2], source.tensor, source.stride, queries, attention.pool_of(0), heads, kv_heads, dim,
-        pairs, *tables, eps, *weights, *biases,
+        cells[0], cells[1], cells[2], source.tensor, source.stride, queries, attention.pool_of(0), heads, kv_heads,
+        first_value, dim, pairs, apart, *tables, eps, *weights, of_values, *biases,
     )  # fmt: skip
     write = write_heads(element, kind, attention.heads_of(0).rows)
     machine.program([Call(attention.heads_name(kind), write, arguments)]).run()
     q, k, v = qkv.view(ROWS, -1, dim).split((heads, kv_heads, kv_heads), 1)
-    if kind is not None:
+    v = k if same else v
+    if kind is not None and kind.values:
+        v = normed(kind, v, of_values, of_values, eps)
+    if kind is not None and not kind.after:
         q, k = (normed(kind, part, *given, eps) for part, *given in zip((q, k), weights, biases, strict=True))
     if rope is not None:
         cos, sin = rope.at(torch.from_numpy(positions)[None])
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k = rotate(q, cos, sin, apart), rotate(k, cos, sin, apart)
+    if kind is not None and kind.after:
+        q, k = (normed(kind, part, *given, eps) for part, *given in zip((q, k), weights, biases, strict=True))
     near = {"atol": TOLERANCE[element], "rtol": TOLERANCE[element] / 2}
     np.testing.assert_allclose(queries.double(), q.double(), **near)
     pages = exported(attention, range(40)).view(element.dtype).view(40, 2, page_size, kv_heads, dim)
     written = pages[slots // page_size, :, slots % page_size]
     np.testing.assert_allclose(written[:, 0].double(), k.double(), **near)
-    assert torch.equal(written[:, 1], v.to(element.dtype))
+    if kind is not None and kind.values:
+        np.testing.assert_allclose(written[:, 1].double(), v.double(), **near)
+    else:
+        assert torch.equal(written[:, 1], v.to(element.dtype))
     assert pages.count_nonzero() == written.count_nonzero()
 
 
 def test_pages_that_kernels_refuse_are_named() -> None:
     layout = KVLayout.uniform(((0,),), 2, 24, 4, 16)
-    assert why_not(layout, "float32") == "a head has 24 elements, no multiple of 16 up to 1024"
-    assert why_not(KVLayout.uniform(((0,),), 2, 32, 2, 16), "float16") == "there are none for float16"
-    assert why_not(KVLayout.uniform(((0,),), 2, 32, 2, 7), "bfloat16") is None
+    assert why_not(layout, "float32", 4) == "a head has 24 elements, no multiple of 16 up to 1024"
+    assert why_not(KVLayout.uniform(((0,),), 2, 32, 2, 16), "float16", 4) == "there are none for float16"
+    assert why_not(KVLayout.uniform(((0,),), 2, 32, 2, 7), "bfloat16", 4) is None
+    wide = KVLayout.uniform(((0,),), 1, 512, 4, 16)
+    assert why_not(wide, "float32", 256) is None
+    assert why_not(wide, "float32", 257) == "257 heads have values of 512 elements, more than 131072 in all"

@@ -2,6 +2,7 @@
 is NaN everywhere else; its bits, which depend on the sequence alone; its pages.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +34,7 @@ class TritonPool(Pool):
     ) -> None:
         self.kv, self.soft_cap, self.tuning = kv or case.dtype, soft_cap, tuning
         super().__init__(replace(case, kv=kv))
+        self.sinks = None if self.sinks is None else self.sinks.to(DEVICE)
 
     def _backend(self, layout: KVLayout, pages: int) -> AttentionBackend:
         compute = compute_in(self.case.dtype)
@@ -81,6 +83,7 @@ CASES = [
     Case(RAGGED[3:6], group=8, head_dim=128, page_size=32, dtype="float16"),
     Case(RAGGED[3:6], group=20, head_dim=48, kv_heads=1, dtype="bfloat16"),
     Case(((0, 45), (50, 20)), group=4, head_dim=32, kv_heads=1),
+    Case(RAGGED, group=2, head_dim=16, windows=(None, 20), sinks=True),
 ]
 
 
@@ -104,6 +107,7 @@ def test_equals_plain_attention_and_the_reference(case: Case) -> None:
                 *(part.double().cpu().numpy() for part in (pool.queries[i][before:], pool.keys[i], pool.values[i])),
                 before,
                 case.windows[layer] if case.windows else None,
+                sinks=pool.sinks,
             )
             assert len(output) == count
             for found in (output, other):
@@ -123,7 +127,9 @@ def test_equals_the_reference_with_the_sizes_of_the_table() -> None:
 
 SHARING = [
     Case(((70, 1), (90, 1), (41, 1), (66, 1), (3, 1), (0, 18)), group=3, head_dim=32),
-    Case(((70, 1), (90, 1), (66, 1), (69, 1), (100, 1)), group=8, head_dim=16, page_size=7, dtype="float16"),
+    Case(
+        ((70, 1), (90, 1), (66, 1), (69, 1), (100, 1)), group=8, head_dim=16, page_size=7, dtype="float16", sinks=True
+    ),
     Case(((70, 1), (90, 1), (66, 1), (71, 1)), group=1, head_dim=16, page_size=7, windows=(None, 20)),
 ]
 
@@ -174,7 +180,7 @@ def fixed_step(pool: TritonPool, now: Slices, layer: int) -> list[Tensor]:
         return torch.cat((pool.packed(tensors, now), nothing))
 
     pool.attention.write(layer, filled(pool.keys, pool.case.kv_heads), filled(pool.values, pool.case.kv_heads), plan)
-    return list(pool.attention.attend(layer, filled(pool.queries, pool.heads), plan)[: len(now)].split(1))
+    return list(pool.attention.attend(layer, filled(pool.queries, pool.heads), plan, pool.sinks)[: len(now)].split(1))
 
 
 @pytest.mark.parametrize("cap", [0.5, 30.0])
@@ -246,8 +252,9 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut() -> None:
     assert torch.equal(torch.cat((first, second)), expected)
 
 
+@pytest.mark.parametrize("sink", [-math.inf, 3.0])
 @pytest.mark.parametrize("count", [1, 16, 17, 40])
-def test_any_number_of_parts_is_joined(count: int) -> None:
+def test_any_number_of_parts_is_joined(count: int, sink: float) -> None:
     """Some of which have seen nothing: the first 16 that a program takes at once, and the last."""
     made = torch.Generator().manual_seed(count)
     tops, totals = 20 * torch.randn((count + 3, 2), generator=made), 1 + torch.rand((count + 3, 2), generator=made)
@@ -257,9 +264,12 @@ def test_any_number_of_parts_is_joined(count: int) -> None:
     tops[unseen], totals[unseen], parts[unseen] = -torch.inf, 0.0, 0.0
     out = torch.full((5, 2, 24), torch.nan, device=DEVICE)
     sums, joins = torch.stack((tops, totals), -1), torch.tensor([[4, 3, count, 0]], dtype=torch.int32)
-    join_parts[(1, 2)](out, *(x.to(DEVICE) for x in (parts, sums, joins)), HEAD_DIM=24, PADDED_DIM=32, PARTS_AT_ONCE=16)
-    weights = torch.exp2(tops[3:].double() - tops[3:].double().amax(0))[..., None]
-    expected = (weights * parts[3:]).sum(0) / (weights[..., 0] * totals[3:]).sum(0)[:, None]
+    given = [x.to(DEVICE) for x in (parts, sums, torch.full((2,), sink), joins)]
+    join_parts[(1, 2)](out, *given, HEAD_DIM=24, PADDED_DIM=32, PARTS_AT_ONCE=16)
+    highest = tops[3:].double().amax(0).clamp(min=sink)
+    weights = torch.exp2(tops[3:].double() - highest)[..., None]
+    whole = (weights[..., 0] * totals[3:]).sum(0) + torch.exp2(sink - highest)
+    expected = (weights * parts[3:]).sum(0) / whole[:, None]
     torch.testing.assert_close(out[4].cpu().double(), expected, atol=1e-5, rtol=1e-5)
     assert out[:4].isnan().all()
 

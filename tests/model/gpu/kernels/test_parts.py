@@ -8,11 +8,12 @@ from torch import Tensor
 
 from model.blocks import GatedMLP, PreNorm, SelfAttention
 from model.decoder import Decoder, Embedding
+from model.embedding_table import PlainTable
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention, with_kernels
 from model.layers import RMSNorm, silu
 from model.rope import Rope, frequencies, rotate
 from tests.model.gpu.kernels.device import DEVICE
-from tests.support.sectioned import Sectioned
+from tests.support.sectioned import in_turn
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 """Of the largest magnitude. torch rounds more than once."""
@@ -63,6 +64,36 @@ def test_rotation(dtype: torch.dtype, pairs: int) -> None:
     assert torch.equal(x[..., 2 * pairs :], expected[..., 2 * pairs :])
 
 
+class Kept:
+    """Attention that keeps what it is given."""
+
+    def write(self, _number: int, keys: Tensor, values: Tensor, _plan: object) -> None:
+        self.keys, self.values = keys.clone(), values.clone()
+
+    def attend(self, _number: int, queries: Tensor, _plan: object, _sinks: None = None) -> Tensor:
+        return queries.clone()
+
+
+@pytest.mark.parametrize("rotated_first", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+def test_norms_before_and_after_the_rotation(rotated_first: bool, normed: bool) -> None:
+    rope, positions = Rope(frequencies(48, 100.0), 40, torch.float32, DEVICE), torch.tensor([0, 39, 17, 3]).to(DEVICE)
+    qkv, weights = random(4, 7 * 48), (random(48, seed=1), random(48, seed=2))
+    norms = tuple(RMSNorm(weight, 1e-3) for weight in weights) if normed else (None, None)
+
+    def run(kind: type[SelfAttention]) -> tuple[Tensor, Kept]:
+        kept = Kept()
+        step: Any = type("Step", (), {"positions": positions[None], "attention": kept, "plan": None})()
+        step.cos_sin = lambda one: one.at(positions[None])
+        of: Any = (lambda *_: qkv.clone(), lambda x, _: x)
+        return kind(0, 5, 1, 48, *of, rope, *norms, rotated_first=rotated_first)(qkv, step), kept
+
+    (found, kept), (expected, right) = run(KernelSelfAttention), run(SelfAttention)
+    check(found, expected)
+    check(kept.keys, right.keys)
+    assert torch.equal(kept.values, right.values)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("width", [16, 1100])
 def test_gate(dtype: torch.dtype, width: int) -> None:
@@ -75,7 +106,8 @@ def test_gate(dtype: torch.dtype, width: int) -> None:
 
 def test_another_rotation_is_left_to_torch() -> None:
     """The kernel reads the table by the position in the sequence alone."""
-    ropes = [kind(frequencies(8, 100.0), 40, torch.float32, DEVICE) for kind in (Rope, Sectioned)]
-    layers = [PreNorm(abs, SelfAttention(0, 1, 1, 8, abs, abs, rope), abs, abs) for rope in ropes]  # type: ignore[arg-type]
-    made: list[Any] = list(with_kernels(Decoder(Embedding(torch.zeros(1)), layers, abs, abs)).layers)  # type: ignore[arg-type]
+    rope = Rope(frequencies(8, 100.0), 40, torch.float32, DEVICE)
+    layers = [PreNorm(abs, SelfAttention(0, 1, 1, 8, abs, abs, one), abs, abs) for one in (rope, in_turn(rope))]  # type: ignore[arg-type]
+    embedding = Embedding(PlainTable("", torch.zeros(1, 1)))
+    made: list[Any] = list(with_kernels(Decoder(embedding, layers, abs, abs)).layers)  # type: ignore[arg-type]
     assert [type(layer.attention) for layer in made] == [KernelSelfAttention, SelfAttention]
