@@ -4,12 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from model.delta_net import GatedDeltaNet
 from model.forward import ForwardBatch
-from model.layers import Activation, Product, activated, gated
+from model.latent_attention import LatentAttention
+from model.layers import Activation, Product, activated, gated, sigmoid
 from model.rope import Rope, rotate
+from model.routing import AnyRouting, added
 
 Norm = Callable[[Tensor], Tensor]
 
@@ -38,6 +41,28 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OwnNorms:
+    """LayerNorm of each head, with weights of its own [heads, head_dim]."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalises [tokens, heads, head_dim]."""
+        return (F.layer_norm(x.float(), x.shape[-1:], eps=self.eps) * self.weight.float()).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Multiplied:
+    """A factor in the place of a norm: Granite's of what is added to the residual stream."""
+
+    factor: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Chain:
     """Functions applied one after the other; an empty chain is the identity."""
 
@@ -54,13 +79,18 @@ class SelfAttention:
     """Causal self-attention of one layer.
 
     Attributes:
-        number: Index of the layer in the model.
+        number: Index of the layer in the model; of the one that has written its KV if that is another.
+        kv_heads: KV heads that it writes. 0 where it reads what an earlier layer has written.
         qkv: One product for queries, keys and values, in this order.
         output: Product after attention.
         rope: Rotary embedding. None without one.
-        query_norm: Norm of queries [tokens, heads, head_dim], before the rotation. Applied only together with
-            `key_norm`.
+        query_norm: Norm of queries [tokens, heads, head_dim], before the rotation. None without one.
         key_norm: Norm of keys, likewise.
+        value_norm: Norm of values, likewise.
+        values_are_keys: Whether values are the keys before norm and rotation, so that `qkv` makes none.
+        gates: Product whose sigmoid multiplies the result, before the output (Qwen3-Next). None without one.
+        rotated_first: Whether these norms come after the rotation.
+        sinks: [heads] float32, see `AttentionBackend.attend`. None without sinks.
     """
 
     number: int
@@ -72,18 +102,32 @@ class SelfAttention:
     rope: Rope | None = None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    value_norm: Norm | None = None
+    values_are_keys: bool = False
+    gates: Product | None = None
+    rotated_first: bool = False
+    sinks: Tensor | None = None
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Returns the attention of x [tokens, hidden]. Writes the tokens' KV first, so that they see one another."""
         qkv = self.qkv(x, batch).view(len(x), -1, self.head_dim)
-        queries, keys, values = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
-        if self.query_norm is not None and self.key_norm is not None:
-            queries, keys = self.query_norm(queries), self.key_norm(keys)
+        queries = self._turned(qkv[:, : self.heads], self.query_norm, batch)
+        if self.kv_heads:
+            keys, values = qkv[:, self.heads : self.heads + self.kv_heads], qkv[:, -self.kv_heads :]
+            values = values if self.value_norm is None else self.value_norm(values)
+            batch.attention.write(self.number, self._turned(keys, self.key_norm, batch), values, batch.plan)
+        mixed = batch.attention.attend(self.number, queries, batch.plan, self.sinks).flatten(1)
+        if self.gates is not None:
+            mixed = activated(self.gates(x, batch), sigmoid) * mixed
+        return self.output(mixed, batch)
+
+    def _turned(self, heads: Tensor, norm: Norm | None, batch: ForwardBatch) -> Tensor:
+        """Normalises and rotates [tokens, heads, head_dim]."""
+        if norm is not None and not self.rotated_first:
+            heads = norm(heads)
         if self.rope is not None:
-            cos, sin = batch.cos_sin(self.rope)
-            queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
-        batch.attention.write(self.number, keys, values, batch.plan)
-        return self.output(batch.attention.attend(self.number, queries, batch.plan).flatten(1), batch)
+            heads = rotate(heads, *batch.cos_sin(self.rope), self.rope.apart)
+        return norm(heads) if norm is not None and self.rotated_first else heads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,52 +148,88 @@ class GatedMLP:
 
     Attributes:
         gate_up: One product for gate and up projection, in this order.
+        limit: See `gated`.
     """
 
     gate_up: Product
     down: Product
     activation: Activation
+    limit: float | None = None
 
     def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        return self.down(gated(self.gate_up(x, batch), self.activation), batch)
+        return self.down(gated(self.gate_up(x, batch), self.activation, self.limit), batch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
-    """A mixture of experts (Shazeer et al., 2017): each token goes through the `used` experts of highest router weight.
+    """A mixture of experts (Shazeer et al., 2017): each token goes through the few that `routing` chooses.
 
     An expert computes the tokens of all sequences at once. Its output for a token does not depend on the others.
     Outputs are added in the order of their weights, so a token's bits do not depend on the batch.
 
     Attributes:
-        used: Experts for each token.
-        normalised: Whether the weights of a token's experts are scaled to a sum of 1.
+        router: Product that gives a logit of each expert.
+        routing: Chooses experts by their logits.
+        router_norm: Norm of the router's input (Gemma 4). None: it reads what experts read.
+        norm: Norm of the experts' input. Only with the other one.
     """
 
     router: Product
     experts: Sequence[FeedForward]
-    used: int
-    normalised: bool
+    routing: AnyRouting
+    router_norm: Norm | None = None
+    norm: Norm | None = None
 
     def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        weights, chosen = torch.topk(torch.softmax(self.router(x, batch).float(), -1), self.used, -1)
-        if self.normalised:
-            weights = weights / _added(weights.unbind(-1)).unsqueeze(-1)
-        parts = x.new_empty((self.used, *x.shape))
+        seen = x if self.router_norm is None else self.router_norm(x)
+        weights, chosen = self.routing(self.router(seen, batch).float())
+        x = x if self.norm is None else self.norm(x)
+        parts = x.new_empty((self.routing.used, *x.shape))
         for expert in chosen.unique().tolist():
             tokens, place = (chosen == expert).nonzero(as_tuple=True)
             own = None if batch is None else batch.select(tokens)
             parts[place, tokens] = self.experts[expert](x[tokens], own)
         weighted = [part * weight.unsqueeze(-1) for part, weight in zip(parts, weights.to(x.dtype).T, strict=True)]
-        return _added(weighted)
+        return added(weighted)
 
 
-def _added(parts: Sequence[Tensor]) -> Tensor:
-    """Adds tensors from the first to the last, so that the bits do not depend on the number of rows."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedExperts:
+    """A mixture of experts beside an MLP that all tokens go through (Dai et al., DeepSeekMoE, 2024).
+
+    Attributes:
+        gate: Product with one output, whose sigmoid multiplies what the shared MLP gives (Qwen). None without one.
+    """
+
+    routed: Experts
+    shared: GatedMLP
+    gate: Product | None = None
+
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
+        made = self.shared(x, batch)
+        if self.gate is not None:
+            made = activated(self.gate(x, batch), sigmoid) * made
+        return self.routed(x, batch) + made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BesideExperts:
+    """An MLP and a mixture of experts that read the same input and have norms of their own (Gemma 4).
+
+    Attributes:
+        dense: The MLP.
+        experts: The mixture, which normalises its input itself.
+    """
+
+    before_dense: Norm
+    dense: FeedForward
+    after_dense: Norm
+    experts: FeedForward
+    after_experts: Norm
+
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
+        made = self.after_dense(self.dense(self.before_dense(x), batch))
+        return made + self.after_experts(self.experts(x, batch))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +237,7 @@ class PreNorm:
     """A layer that normalises before attention and before its MLP (Xiong et al., 2020)."""
 
     attention_norm: Norm
-    attention: SelfAttention
+    attention: SelfAttention | LatentAttention | GatedDeltaNet
     mlp_norm: Norm
     mlp: FeedForward
 

@@ -7,12 +7,16 @@ from typing import Any
 
 from cache_manager.layout import KVLayout, KVShape, layer_groups
 from model.errors import MOST_SHOWN, CheckpointError, shown
-from model.families import FAMILIES, RENAMED, family_of
+from model.families import ALIASES, FAMILIES, RENAMED, Family, family_of
 from model.fields import Fields, read_json
 from model.gguf.config import read_gguf_config
 from model.gguf.split import SUFFIX, is_gguf
-from model.multimodal import KINDS, NANO, Vision, read_text
+from model.latent import LatentShape
+from model.layer_kv import LayerKV
+from model.multimodal import NANO, Vision, read_text
 from model.nano import is_nano, read_nano_text, read_nano_vision
+from model.recurrent import DeltaShape
+from model.vision_families import KINDS
 from scheduler.invalid import InvalidRequest
 from scheduler.limits import ModelDefaults
 from scheduler.parameter import parameters_of
@@ -42,6 +46,11 @@ class ModelConfig:
             model's would hold.
         vision: None for a model of text alone.
         first_position: Position that rope gives the first token.
+        latent: Shape of latent attention. None for a model with other attention.
+        recurrent: Shape of each layer's recurrence, None for a layer of attention. () where all have attention.
+        kv_shapes: KV of each layer. () where all layers have `kv_heads` of `head_dim`.
+        kv_layers: By layer, number of the layer whose KV it reads: an earlier one has written it. () where each layer
+            has its own.
         quantization: `quantization_config` of a checkpoint whose weights are stored in a format of their own.
     """
 
@@ -62,6 +71,10 @@ class ModelConfig:
     fields: Fields = field(repr=False, compare=False)
     vision: Vision | None = None
     first_position: int = 0
+    latent: LatentShape | None = None
+    recurrent: tuple[DeltaShape | None, ...] = ()
+    kv_shapes: tuple[KVShape, ...] = ()
+    kv_layers: tuple[int, ...] = ()
     quantization: Fields | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -74,11 +87,26 @@ class ModelConfig:
         """Name of the format that the checkpoint's weights are stored in; empty for plain ones."""
         return "" if self.quantization is None else self.quantization.get("quant_method", str)
 
+    @property
+    def layer_shapes(self) -> tuple[KVShape, ...]:
+        """KV of each layer, as if each had its own."""
+        shape = KVShape(self.kv_heads, self.head_dim, self.head_dim) if self.latent is None else self.latent.kv
+        return self.kv_shapes or (shape,) * self.layers
+
+    def of_layer(self, number: int) -> "ModelConfig":
+        """Returns the configuration of a model whose layers all have the KV of this layer."""
+        shape = self.layer_shapes[number]
+        return replace(self, kv_heads=shape.heads, head_dim=shape.key_dim, kv_shapes=())
+
     def kv_layout(self, page_size: int, dtype: str) -> KVLayout:
         """Returns the layout of the KV cache in a pool of this dtype."""
         element, scale = KV_BYTES[dtype]
-        shape = KVShape(self.kv_heads, self.head_dim, self.head_dim)
-        return KVLayout(layer_groups([shape] * self.layers, self.windows), element, page_size, scale)
+        recurrences, owners = self.recurrent or (None,) * self.layers, self.kv_layers or range(self.layers)
+        own = [layer for layer in range(self.layers) if recurrences[layer] is None and owners[layer] == layer]
+        groups = layer_groups([self.layer_shapes[layer] for layer in own], [self.windows[layer] for layer in own])
+        numbered = tuple(replace(group, layers=tuple(own[i] for i in group.layers)) for group in groups)
+        states = tuple(one.state(layer) for layer, one in enumerate(recurrences) if one is not None)
+        return KVLayout(numbered, element, page_size, scale, states)
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -142,7 +170,7 @@ def _architecture(fields: Fields) -> str:
     names = fields.get("architectures", list)
     if len(names) != 1 or not isinstance(names[0], str):
         raise fields.refuse("architectures", "must name one architecture")
-    name, served = names[0], (*FAMILIES, *KINDS)
+    name, served = ALIASES.get(names[0], names[0]), (*FAMILIES, *KINDS)
     if name not in served:
         near = ", ".join(get_close_matches(name[:MOST_SHOWN], served, cutoff=0.0))
         raise fields.refuse("architectures", f"which is not served; the nearest that are: {near}")
@@ -155,12 +183,17 @@ def _read(architecture: str, fields: Fields) -> ModelConfig:
     hidden, heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
     layers, context = fields.positive("num_hidden_layers"), _context(fields, family.context)
     kv_heads = family.kv_heads(fields, heads)
-    if heads % kv_heads:
-        raise CheckpointError(f"{path}: {heads} attention heads cannot share {kv_heads} KV heads evenly")
+    _check_heads(path, heads, kv_heads)
     head_dim = fields.positive("head_dim", family.head_dim or max(1, hidden // heads))
     dtype = str(fields.values.get("dtype") or fields.values.get("torch_dtype") or "float32")
     if dtype not in ELEMENT_BYTES:
         raise CheckpointError(f"{path}: dtype {shown(dtype)} is not supported, use one of {', '.join(ELEMENT_BYTES)}")
+    latent = None if family.latent is None else family.latent(fields)
+    by_layer = (
+        LayerKV() if family.by_layer is None else family.by_layer(fields, layers, KVShape(kv_heads, head_dim, head_dim))
+    )
+    for shape in by_layer.shapes:
+        _check_heads(path, heads, shape.heads)
     capped = family.soft_cap is not None and fields.values.get("attn_logit_softcapping", 1) is not None
     return ModelConfig(
         architecture=architecture,
@@ -172,13 +205,30 @@ def _read(architecture: str, fields: Fields) -> ModelConfig:
         head_dim=head_dim,
         context=context,
         windows=tuple(None if w is None or w >= context else w for w in family.windows(fields, layers)),
-        scale=(fields.positive_float("query_pre_attn_scalar", 256.0) if family.scaled else head_dim) ** -0.5,
+        scale=_scale(fields, family, head_dim) if latent is None else latent.scale,
         soft_cap=fields.positive_float("attn_logit_softcapping", family.soft_cap) if capped else None,
         tied_embeddings=fields.flag("tie_word_embeddings", family.tied),
         dtype=dtype,
         eos_token_ids=_eos(path, fields.values, fields.positive("vocab_size")) or (),
         fields=fields,
+        latent=latent,
+        recurrent=() if family.recurrent is None else tuple(family.recurrent(fields, layers)),
+        kv_shapes=by_layer.shapes,
+        kv_layers=by_layer.owners,
     )
+
+
+def _check_heads(path: Path, heads: int, kv_heads: int) -> None:
+    if heads % kv_heads:
+        raise CheckpointError(f"{path}: {heads} attention heads cannot share {kv_heads} KV heads evenly")
+
+
+def _scale(fields: Fields, family: Family, head_dim: int) -> float:
+    if family.unscaled:
+        return 1.0
+    if family.multiplied:
+        return fields.positive_float("attention_multiplier", 1.0)
+    return (fields.positive_float("query_pre_attn_scalar", 256.0) if family.scaled else head_dim) ** -0.5
 
 
 def _context(fields: Fields, default: int | None) -> int:

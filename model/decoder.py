@@ -1,17 +1,17 @@
 """The decoder that every architecture fills in: embedding, layers, norm, output layer."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from model.blocks import Norm
-from model.forward import ForwardBatch, ForwardOutput, ImageEncoder, ImageFeatures
+from model.embedding_table import EmbeddingTable
+from model.forward import ForwardBatch, ForwardOutput, ImageEncoder, ImageFeatures, Layer
+from model.layer_inputs import LayerInputs
 from model.layers import Product, soft_capped
-
-Layer = Callable[[Tensor, ForwardBatch], Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,13 +19,13 @@ class Embedding:
     """Token and position embeddings.
 
     Attributes:
-        tokens: [vocabulary, width].
+        tokens: Table of token embeddings.
         scale: Factor of token embeddings. None for none.
         positions: [context + offset, hidden]. Learned position embeddings; the first `offset` are not used.
         projection: Product from width to hidden. None where they are equal.
     """
 
-    tokens: Tensor
+    tokens: EmbeddingTable
     scale: float | None = None
     positions: Tensor | None = None
     offset: int = 0
@@ -37,7 +37,7 @@ class Embedding:
         if images is not None:
             # Any number may stand where an image does, so it is replaced by a valid id before the look-up.
             tokens = tokens.index_fill(0, images.places, 0)
-        x = F.embedding(tokens, self.tokens)
+        x = self.tokens.look_up(tokens)
         if self.scale is not None:
             # Rounded to the dtype as transformers does, yet a Python number, which a CUDA graph can capture.
             x = x * float(torch.tensor(self.scale, dtype=x.dtype))
@@ -56,9 +56,11 @@ class Decoder:
 
     Attributes:
         soft_cap: Bound of the logits (Gemma 2). None for none.
+        logit_scale: Factor of the logits (Cohere, Granite), before their bound.
         vision: Makes features of images. None for a model of text alone.
         deepstack: Numbers of layers, from 0. After each, one more depth of the images' features is added (DeepStack,
             Meng et al., 2024).
+        inputs: Makes inputs of each layer's own. None where layers have none.
     """
 
     embedding: Embedding
@@ -66,8 +68,10 @@ class Decoder:
     norm: Norm
     head: Product
     soft_cap: float | None = None
+    logit_scale: float = 1.0
     vision: ImageEncoder | None = None
     deepstack: tuple[int, ...] = ()
+    inputs: LayerInputs | None = None
 
     def forward(self, batch: ForwardBatch, out: Tensor | None = None) -> ForwardOutput:
         """Computes the batch.
@@ -77,12 +81,16 @@ class Decoder:
             out: [n, vocabulary] float32 for the logits. None allocates it.
         """
         x = self.embedding(batch)
+        if self.inputs is not None:
+            batch = replace(batch, layer_inputs=self.inputs(x, batch))
         for number, layer in enumerate(self.layers):
             x = layer(x, batch)
             if batch.images is not None and number in self.deepstack:
                 x = _with_depth(x, batch.images, 1 + self.deepstack.index(number))
         hidden = self.norm(x[batch.wanted])
         logits = self.head(hidden, batch.select(batch.wanted))
+        if self.logit_scale != 1.0:
+            logits = logits.float() * self.logit_scale
         if self.soft_cap is not None:
             logits = soft_capped(logits.float(), self.soft_cap)
         logits = logits.float() if out is None else out.copy_(logits)

@@ -6,14 +6,21 @@ Imports no torch. Everything else of a family is read beside its layers, in `mod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cache_manager.layout import KVShape
 from model.errors import CheckpointError, shown
 from model.fields import Fields
+from model.latent import LatentShape, read_latent_shape, read_mistral_shape
+from model.layer_kv import LayerKV, read_shapes, shared_owners
+from model.recurrent import DeltaShape, read_delta_shape, read_linear_layers
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 RENAMED = {"n_embd": "hidden_size", "n_embed": "hidden_size", "n_layer": "num_hidden_layers",
            "n_head": "num_attention_heads", "n_positions": "max_position_embeddings"}  # fmt: skip
 """Old keys of config.json (GPT-2), and their present names."""
+
+ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
+"""Names of architectures in config.json whose class transformers has under another name."""
 
 Windows = Sequence[int | None]
 
@@ -69,7 +76,7 @@ def layer_types(fields: Fields, layers: int, kinds: Callable[[Fields, int], list
     Raises:
         CheckpointError: 'layer_types' does not name a known type for each layer.
     """
-    named = fields.get("layer_types", list, kinds(fields, layers))
+    named = fields.get("layer_types", list) if "layer_types" in fields else kinds(fields, layers)
     if len(named) != layers or not all(kind in (SLIDING, FULL) for kind in named):
         raise CheckpointError(
             f"{fields.path}: 'layer_types' is {shown(named)}, must name {SLIDING!r} or {FULL!r} for each of {layers} "
@@ -87,16 +94,65 @@ def every_other(fields: Fields, layers: int) -> list[str]:  # noqa: ARG001
     return [FULL if layer % 2 else SLIDING for layer in range(layers)]
 
 
-def every_sixth(fields: Fields, layers: int) -> list[str]:
-    """Gemma 3: each 'sliding_window_pattern'-th layer has no window, the others have one."""
-    pattern = fields.positive("sliding_window_pattern", 6)
-    return [SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)]
+def _all_but_each(default: int) -> Callable[[Fields, int], list[str]]:
+    """Each 'sliding_window_pattern'-th layer has no window, the others have one."""
+
+    def kinds(fields: Fields, layers: int) -> list[str]:
+        pattern = fields.positive("sliding_window_pattern", default)
+        return [SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)]
+
+    return kinds
+
+
+every_fourth, every_sixth = _all_but_each(4), _all_but_each(6)
+
+
+def types_of_gemma4(fields: Fields, layers: int) -> list[str]:
+    """Gemma 4: the last layer has no window, whatever config.json says, as in transformers."""
+    return [*layer_types(fields, layers, every_sixth)[:-1], FULL]
+
+
+def _windows_of_gemma4(fields: Fields, layers: int) -> Windows:
+    window = _window(fields, 512)
+    return tuple(window if kind == SLIDING else None for kind in types_of_gemma4(fields, layers))
+
+
+def _kv_of_gemma4(fields: Fields, layers: int, shape: KVShape) -> LayerKV:
+    """Layers without a window have heads of their own. The last ones read the KV of an earlier layer of their type."""
+    kinds = types_of_gemma4(fields, layers)
+    shapes = read_shapes(fields, [kind == FULL for kind in kinds], shape)
+    return LayerKV(shapes, shared_owners(fields, kinds, shapes))
 
 
 def _last_ones(fields: Fields, layers: int) -> list[str]:
     """Qwen: layers from 'max_window_layers' on have a window."""
     first = fields.get("max_window_layers", int, 28)
     return [FULL if layer < first else SLIDING for layer in range(layers)]
+
+
+def rotated_layers(fields: Fields, layers: int) -> list[bool]:
+    """SmolLM3: whether each layer has rotary positions; 'no_rope_layers' has a 1 for those that have some."""
+    every = fields.positive("no_rope_layer_interval", 4)
+    named = fields.get("no_rope_layers", list, [int((layer + 1) % every != 0) for layer in range(layers)])
+    if len(named) < layers or not all(one in (0, 1) for one in named):
+        raise fields.refuse("no_rope_layers", f"must have a 0 or 1 for each of {layers} layers")
+    return [one == 1 for one in named[:layers]]
+
+
+def _where_not_rotated(fields: Fields, layers: int) -> list[str]:
+    return [FULL if rotated else SLIDING for rotated in rotated_layers(fields, layers)]
+
+
+def _windows_of_smollm3(fields: Fields, layers: int) -> Windows:
+    if not fields.flag("use_sliding_window"):
+        return _everything(fields, layers)
+    return _by_type(None, _where_not_rotated)(fields, layers)
+
+
+def _odd_ones(fields: Fields, layers: int) -> list[str]:
+    """Qwen 2 MoE: every other layer up to 'max_window_layers' has a window, from the first on."""
+    last = fields.get("max_window_layers", int, 28)
+    return [SLIDING if layer % 2 == 0 and layer < last else FULL for layer in range(layers)]
 
 
 def _kv_heads(fields: Fields, heads: int) -> int:
@@ -113,6 +169,16 @@ def _kv_heads_as_heads(fields: Fields, heads: int) -> int:  # noqa: ARG001
     return heads
 
 
+def _one_kv_head(fields: Fields, heads: int) -> int:  # noqa: ARG001
+    """Latent attention: all heads read one key."""
+    return 1
+
+
+def _delta_layers(fields: Fields, layers: int) -> Sequence[DeltaShape | None]:
+    shape = read_delta_shape(fields)
+    return [shape if linear else None for linear in read_linear_layers(fields, layers)]
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Shape of a family's attention, with the values that hold where config.json is silent.
@@ -124,7 +190,14 @@ class Family:
         context: Positions of the model. None: config.json must say.
         tied: Whether the output layer shares the embedding's weight.
         scaled: Whether 'query_pre_attn_scalar' sets the scale of attention's scores.
+        unscaled: Whether scores have no factor.
+        multiplied: Whether 'attention_multiplier' is that scale.
         norm_eps: Value of 'rms_norm_eps'.
+        recurrent: Returns for each layer the shape of its recurrence, None for one of attention. None: all have
+            attention.
+        latent: Reads the shape of latent attention. None: the family has none.
+        by_layer: Reads what layers differ in, from config.json, the number of layers and the KV of most of them. None:
+            all layers have KV of one shape each.
         soft_cap: Value of 'attn_logit_softcapping'. None: the family has no soft cap, whatever its config.json holds.
     """
 
@@ -134,28 +207,62 @@ class Family:
     context: int | None = None
     tied: bool = False
     scaled: bool = False
+    unscaled: bool = False
+    multiplied: bool = False
     norm_eps: float = 1e-6
     soft_cap: float | None = None
+    recurrent: Callable[[Fields, int], Sequence[DeltaShape | None]] | None = None
+    latent: Callable[[Fields], LatentShape] | None = None
+    by_layer: Callable[[Fields, int, KVShape], LayerKV] | None = None
 
 
 LIKE_LLAMA = Family()
 FAMILIES = {
+    "CohereForCausalLM": Family(tied=True),
+    "Cohere2ForCausalLM": Family(_by_type(4096, every_fourth), tied=True),
+    "DeepseekV2ForCausalLM": Family(kv_heads=_one_kv_head, latent=read_latent_shape),
+    "DeepseekV3ForCausalLM": Family(kv_heads=_one_kv_head, latent=read_latent_shape),
+    "Ernie4_5ForCausalLM": Family(head_dim=128, tied=True, norm_eps=1e-5),
+    "Ernie4_5_MoeForCausalLM": Family(tied=True, norm_eps=1e-5),
+    "Exaone4ForCausalLM": Family(_by_type(4096, every_fourth), norm_eps=1e-5),
+    "Glm4ForCausalLM": Family(head_dim=128, norm_eps=1.5625e-7),
+    "Glm4MoeForCausalLM": Family(norm_eps=1e-5),
+    "Glm4MoeLiteForCausalLM": Family(kv_heads=_one_kv_head, norm_eps=1e-5, latent=read_latent_shape),
+    "GptOssForCausalLM": Family(_by_type(128, every_other), head_dim=64, norm_eps=1e-5),
+    "GraniteForCausalLM": Family(multiplied=True),
+    "GraniteMoeForCausalLM": Family(multiplied=True),
+    "HunYuanDenseV1ForCausalLM": Family(norm_eps=1e-5),
     "LlamaForCausalLM": LIKE_LLAMA,
+    "Mistral4ForCausalLM": Family(kv_heads=_one_kv_head, latent=read_mistral_shape),
+    "MiniMaxM2ForCausalLM": Family(head_dim=128),
     "MistralForCausalLM": Family(_everywhere(4096)),
     "MinistralForCausalLM": Family(_by_type(4096, all_sliding)),
     "MixtralForCausalLM": Family(_everywhere(None), norm_eps=1e-5),
     "Qwen2ForCausalLM": Family(_where_used(_last_ones)),
+    "Qwen2MoeForCausalLM": Family(_where_used(_odd_ones)),
     "Qwen3ForCausalLM": Family(_where_used(_last_ones), head_dim=128),
+    "Qwen3NextForCausalLM": Family(head_dim=256, recurrent=_delta_layers),
+    "Qwen3_5ForCausalLM": Family(head_dim=256, recurrent=_delta_layers),
+    "Qwen3_5MoeForCausalLM": Family(head_dim=256, recurrent=_delta_layers),
     "Qwen3MoeForCausalLM": Family(_where_used(all_sliding)),
     "GemmaForCausalLM": Family(head_dim=256, tied=True),
     "Gemma2ForCausalLM": Family(_by_type(4096, every_other), head_dim=256, tied=True, scaled=True, soft_cap=50.0),
     "Gemma3ForCausalLM": Family(_by_type(4096, every_sixth), head_dim=256, tied=True, scaled=True),
+    "Gemma4ForCausalLM": Family(
+        _windows_of_gemma4, head_dim=256, context=131072, tied=True, unscaled=True, by_layer=_kv_of_gemma4
+    ),
     "GPT2LMHeadModel": Family(kv_heads=_kv_heads_as_heads, tied=True),
+    "GPTJForCausalLM": Family(kv_heads=_kv_heads_as_heads, context=2048),
     "GPTNeoXForCausalLM": Family(kv_heads=_kv_heads_as_heads),
     "OPTForCausalLM": Family(kv_heads=_kv_heads_as_heads, tied=True),
     "Olmo2ForCausalLM": Family(norm_eps=1e-5),
+    "Olmo3ForCausalLM": Family(_by_type(4096, every_fourth), norm_eps=1e-5),
     "PhiForCausalLM": LIKE_LLAMA,
     "Phi3ForCausalLM": Family(_everywhere(None), norm_eps=1e-5),
+    "PhimoeForCausalLM": Family(_everywhere(None), norm_eps=1e-5),
+    "SeedOssForCausalLM": Family(head_dim=128),
+    "SmolLM3ForCausalLM": Family(_windows_of_smollm3, tied=True),
+    "StableLmForCausalLM": LIKE_LLAMA,
     "Starcoder2ForCausalLM": Family(_everywhere(None), tied=True),
     "FalconForCausalLM": Family(kv_heads=_kv_heads_of_falcon, context=2048, tied=True),
 }

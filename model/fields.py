@@ -19,6 +19,7 @@ MOST = 2**20
 _VOCABULARY, _CONTEXT, _LAYERS, _HEADS, _SIDE = 2**22, 2**22, 2**10, 2**12, 2**13
 MOST_OF = {
     "vocab_size": _VOCABULARY,
+    "vocab_size_per_layer_input": _VOCABULARY,
     "lm_vocab_size": _VOCABULARY,
     "lm_base_vocab_size": _VOCABULARY,
     "max_position_embeddings": _CONTEXT,
@@ -30,13 +31,17 @@ MOST_OF = {
     "vit_n_blocks": _LAYERS,
     "num_attention_heads": _HEADS,
     "num_key_value_heads": _HEADS,
+    "num_global_key_value_heads": _HEADS,
     "num_kv_heads": _HEADS,
     "lm_n_heads": _HEADS,
     "lm_n_kv_heads": _HEADS,
     "vit_n_heads": _HEADS,
     "head_dim": _HEADS,
+    "global_head_dim": _HEADS,
     "num_experts": 2**10,
     "num_local_experts": 2**10,
+    "n_routed_experts": 2**10,
+    "moe_num_experts": 2**10,
     "image_size": _SIDE,
     "vit_img_size": _SIDE,
     "max_img_size": _SIDE,
@@ -111,6 +116,12 @@ class Fields:
     def section(self, key: str) -> "Fields":
         """Returns the object under this key, an empty one where there is none."""
         return Fields(self.path, self.get(key, dict, {}))
+
+    @property
+    def rope(self) -> "Fields":
+        """The rules of rotary embeddings: 'rope_parameters' (transformers 5), or 'rope_scaling', which wins."""
+        old = self.section("rope_scaling")
+        return old if old.values else self.section("rope_parameters")
 
     def having(self, changes: dict[str, Any]) -> "Fields":
         """Returns the same fields with other values for some keys."""

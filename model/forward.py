@@ -77,6 +77,7 @@ class ForwardBatch:
         images: Features of the step's images, None without images.
         hidden: Whether hidden states are returned beside the logits.
         rows: [k] int64. Packed offset of each row of a product's input. None where the rows are all tokens in order.
+        layer_inputs: [tokens, layers, width]. What `model.layer_inputs.LayerInputs` has made, None for a model without.
     """
 
     tokens: Tensor
@@ -87,6 +88,7 @@ class ForwardBatch:
     images: ImageFeatures | None = None
     hidden: bool = False
     rows: Tensor | None = None
+    layer_inputs: Tensor | None = None
     _angles: dict[int, CosSin] = field(default_factory=dict, init=False, repr=False)
 
     def cos_sin(self, rope: RotaryEmbedding) -> CosSin:
@@ -106,6 +108,10 @@ class ForwardBatch:
     def of_rows(self, values: Tensor) -> Tensor:
         """Returns values [..., tokens] for the rows of a product's input, [..., rows]."""
         return values if self.rows is None else values[..., self.rows]
+
+
+Layer = Callable[[Tensor, ForwardBatch], Tensor]
+"""A layer of a decoder: maps the residual stream [tokens, hidden] to the same shape."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

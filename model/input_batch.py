@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from model.attention.backend import StepShape
+from model.attention.backend import NONE, StateSegments, StepShape
 from model.images import ImagePart
 from model.rotary_rows import RotaryRows
 from model.sampling.logits_processors import NamedFactory
@@ -120,17 +120,22 @@ class InputBatch:
         history: bool = False,
         factories: Sequence[NamedFactory] = (),
         rotary_axes: int = 1,
+        states: int = 0,
+        interval: int = 0,
     ) -> None:
         """Makes an empty batch.
 
         Args:
             rows: The number of rows.
-            groups: The number of layer groups, each with its page tables.
+            groups: The number of page tables of a row.
             page_size: Tokens in a page.
             history: Keep all tokens that a row draws, so that they can be computed again.
             factories: Factories of logits processors.
             rotary_axes: Axes of rotary positions, as in `model.multimodal.Vision`.
+            states: How many of the page tables, the last ones, are of recurrent states.
+            interval: Tokens of their entries, see `KVLayout.interval`.
         """
+        self._kv, self._interval = groups - states, interval
         self._page_size, self._history = page_size, history
         self._known: list[Ints | None] = [None] * rows
         self._known_count = np.zeros(rows, np.int64)
@@ -250,15 +255,35 @@ class InputBatch:
             for i in np.flatnonzero(np.isin(row, list(self._drafts))).tolist():
                 tokens[first[i] + 1 : first[i] + count[i]] = self._drafts[int(row[i])]
         index, within = np.divmod(positions, self._page_size)
-        slots = self._tables[:, row_of, index].astype(np.int64) * self._page_size + within
+        slots = self._tables[: self._kv, row_of, index].astype(np.int64) * self._page_size + within
         slice_of, offset, _, rows = work.draws.T
         wanted = first[slice_of] + offset
-        shape = StepShape(work.slices, positions, slots, self._tables, self._bidirectional[row])
+        segments = self._segments(row, start, count, first) if self._interval else None
+        shape = StepShape(work.slices, positions, slots, self._tables[: self._kv], self._bidirectional[row], segments)
         drawn = positions[wanted] + 1 - self._prompt_count[rows]
         prompts, offsets = self._prompt_slices(row, start, count, first)
         images = self._image_parts(row, start, count, first) if self._images else []
         axes = positions[None] if self._rotary is None else self._rotary.pack(work.slices, positions, row_of, first)
         return Packed(tokens, axes, shape, np.concatenate((wanted, *offsets)), rows, drawn, prompts, images)
+
+    def _segments(
+        self, row: NDArray[np.int64], start: NDArray[np.int64], count: NDArray[np.int64], first: NDArray[np.int64]
+    ) -> StateSegments:
+        """Cuts the slices where checkpoints are. Arguments as of `_image_parts`."""
+        entry, last = start // self._interval, (start + count - 1) // self._interval
+        parts = last - entry + 1
+        owner = np.repeat(np.arange(len(row)), parts)
+        number = np.arange(len(owner)) - np.repeat(np.cumsum(parts) - parts, parts)
+        entry = entry[owner] + number
+        begin = np.maximum(start[owner], entry * self._interval)
+        end = np.minimum((start + count)[owner], (entry + 1) * self._interval)
+        states = self._tables[self._kv :, row[owner]]
+        places = np.arange(len(owner))
+        sources = np.where(begin > 0, states[:, places, np.maximum(begin - 1, 0) // self._interval], NONE)
+        # Where all is computed again from the start, nothing is read, and pages of earlier entries are other rows'.
+        targets = np.full_like(sources, NONE) if self._history else states[:, places, entry]
+        offsets = first[owner] + begin - start[owner]
+        return StateSegments(offsets, end - begin, sources, targets, number > 0)
 
     def _image_parts(
         self, row: NDArray[np.int64], start: NDArray[np.int64], count: NDArray[np.int64], first: NDArray[np.int64]

@@ -101,6 +101,10 @@ class LayerNorm:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    return 1.0 / (1.0 + torch.exp(-x))
+
+
 def silu(x: Tensor) -> Tensor:
     return _by_sigmoid(x, x)
 
@@ -149,9 +153,17 @@ def activated(x: Tensor, activation: Activation) -> Tensor:
     return activation(x.float()).to(x.dtype)
 
 
-def gated(gate_up: Tensor, activation: Activation) -> Tensor:
-    """Computes a gated linear unit (Shazeer, 2020): activation(gate) x up for gate_up [tokens, 2 x width]."""
+def gated(gate_up: Tensor, activation: Activation, limit: float | None = None) -> Tensor:
+    """Computes a gated linear unit (Shazeer, 2020): activation(gate) x up.
+
+    Args:
+        gate_up: [tokens, 2 x width].
+        activation: Activation of the gates.
+        limit: Most of a gate, and bound of an up on both sides, to which 1 is then added (gpt-oss). None for none.
+    """
     gate, up = gate_up.chunk(2, -1)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + 1.0
     return activated(gate, activation) * up
 
 

@@ -26,7 +26,7 @@ from model.gguf.split import is_gguf
 from model.gguf_weights import open_checkpoint
 from model.identity import checkpoint_identity
 from model.images import ImageStore
-from model.memory import free_bytes, free_host_bytes, pool_pages
+from model.memory import free_bytes, free_host_bytes, pool_pages, return_freed_memory
 from model.page_store import PageStore, Store
 from model.parallel.collective import ONE_RANK, Ranks
 from model.parallel.follow import ShardParts
@@ -189,6 +189,7 @@ def load_computer(
         kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
         backend = choose_backend(config, settings, dtype, kv_dtype, device, ranks)
         decoder = _load_weights(directory, config, settings, torch_dtype, torch.device(device), backend, ranks)
+        return_freed_memory()  # before free memory is measured: the KV pool may have it
         windowed = own.kv_layout(settings.page_size, kv_dtype)
         # Tokens that are computed again need their place again, also behind a window.
         layout = windowed.without_windows() if recompute else windowed
@@ -288,9 +289,10 @@ def _host_slots(memory: int, free: int, layout: KVLayout) -> int:
     """Returns the pages that fit in `memory` bytes of the host. Raises ValueError where fewer bytes are free."""
     if memory > free:
         raise ValueError(f"--host-cache-memory is {memory} bytes, only {free} are free beside the KV pool")
-    if memory < layout.page_bytes * len(layout.groups):
+    if memory < layout.page_bytes * layout.tables:
         raise ValueError(
-            f"--host-cache-memory is {memory} bytes, one page of {layout.page_size} tokens takes {layout.page_bytes}"
+            f"--host-cache-memory is {memory} bytes, one page of {layout.page_size} tokens takes {layout.page_bytes}, "
+            f"a sequence {layout.tables} of them"
         )
     return memory // layout.page_bytes
 

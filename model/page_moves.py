@@ -32,7 +32,7 @@ class PageMoves:
             store: Memory that pages are swapped to. None without swapping.
         """
         self.store, self._attention, self._poison = store, attention, poison
-        self._has_groups = len(layout.groups) > 1
+        self._has_groups = layout.tables > 1
         self._groups_of_pages = np.zeros(pages, np.int32)  # the layer group that each page was last given to
 
     def apply(self, plan: StepPlan) -> tuple[tuple[int, ...], float]:

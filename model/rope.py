@@ -1,16 +1,19 @@
 """Rotary position embeddings (Su et al., 2021) with rotated halves, as Hugging Face lays out heads.
 
 Includes the rules by which config files stretch them to longer contexts. A cached key keeps the angle with which it was
-written, so no angle may depend on the length of the sequence. Rules that do are refused ('dynamic'), or the context
-ends where they begin ('longrope').
+written, so no angle may depend on the length of the sequence. With rules that let it ('dynamic', 'longrope') the
+context ends where they would begin.
 """
 
 import math
+from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
 
 from model.errors import CheckpointError, shown
+from model.families import FULL, SLIDING
 from model.fields import LEAST_FLOAT, MOST_FLOAT, Fields
 from model.forward import CosSin
 
@@ -21,6 +24,10 @@ class Rope:
     """A table of rotary angles by position.
 
     Only the first 2 x pairs elements of a head are rotated.
+
+    Attributes:
+        axes: Axis that each pair turns by. Empty where all turn by the position in the sequence.
+        apart: Elements from the first of a pair to the second.
     """
 
     def __init__(
@@ -31,6 +38,7 @@ class Rope:
         device: torch.device,
         scale: float = 1.0,
         first: int = 0,
+        apart: int | None = None,
     ) -> None:
         """Computes the table.
 
@@ -41,6 +49,7 @@ class Rope:
             device: Device of the table.
             scale: Factor of both cosines and sines.
             first: Number of a sequence's first position.
+            apart: As the attribute. None: the number of pairs, so that all rotated elements stand together.
 
         Raises:
             CheckpointError: The table has more than `MOST_ANGLES` angles.
@@ -53,28 +62,50 @@ class Rope:
         angles = torch.outer(torch.arange(first, first + context, dtype=torch.float32), frequencies)
         self._cos = (angles.cos() * scale).to(device, dtype)
         self._sin = (angles.sin() * scale).to(device, dtype)
+        self.axes: tuple[int, ...] = ()
+        self.apart = apart or len(frequencies)
+        self._rows = self._pairs = torch.empty(0, dtype=torch.int64)
+
+    def with_axes(self, axes: Sequence[int]) -> "Rope":
+        """Returns the same table, whose pairs turn by these axes (see `Vision.pair_axes`)."""
+        other = copy(self)
+        other.axes = tuple(axes)
+        other._rows = torch.tensor([1 + axis for axis in axes], dtype=torch.int64, device=self._cos.device)
+        other._pairs = torch.arange(len(axes), device=self._cos.device)
+        return other
 
     @property
     def tables(self) -> CosSin:
         """The tables of cosines and sines, each [context, pairs]."""
         return self._cos, self._sin
 
+    @property
+    def rotated(self) -> int:
+        """Elements of a head that are rotated."""
+        return 2 * self._cos.shape[1]
+
     def at(self, positions: Tensor) -> CosSin:
-        """Looks up angles by axis 0, the position in the sequence. See `model.forward.RotaryEmbedding`."""
+        """Looks up the angles of tokens. See `model.forward.RotaryEmbedding`."""
+        if self.axes:
+            turned = positions[self._rows].T  # [tokens, pairs]
+            return self._cos[turned, self._pairs].unsqueeze(1), self._sin[turned, self._pairs].unsqueeze(1)
         return self._cos[positions[0]].unsqueeze(1), self._sin[positions[0]].unsqueeze(1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, apart: int | None = None) -> Tensor:
     """Rotates heads.
 
     Args:
         x: [tokens, heads, head_dim].
         cos: [tokens, 1, pairs], from `Rope.at`.
         sin: Likewise.
+        apart: See `Rope`.
     """
     pairs = cos.shape[-1]
-    low, high, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
-    return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), -1)
+    apart = apart or pairs
+    low, high = x[..., :pairs], x[..., apart : apart + pairs]
+    between, rest = x[..., pairs:apart], x[..., apart + pairs :]
+    return torch.cat((low * cos - high * sin, between, high * cos + low * sin, rest), -1)
 
 
 def frequencies(dims: int, theta: float) -> Tensor:
@@ -85,7 +116,7 @@ def frequencies(dims: int, theta: float) -> Tensor:
 def read_rope(fields: Fields, head_dim: int, theta: float = 10000.0, partial: float = 1.0) -> tuple[Tensor, float]:
     """Reads the `frequencies` and `scale` of a model's `Rope`.
 
-    Reads 'rope_parameters' (transformers 5), or 'rope_theta' and 'rope_scaling', which wins where both exist.
+    Reads `Fields.rope`, and 'rope_theta' beside 'rope_scaling'.
 
     Args:
         fields: The model's config.json.
@@ -96,8 +127,7 @@ def read_rope(fields: Fields, head_dim: int, theta: float = 10000.0, partial: fl
     Raises:
         CheckpointError: The rule is not supported, or a value is out of its range.
     """
-    rope = fields.section("rope_scaling")
-    rope = rope if rope.values else fields.section("rope_parameters")
+    rope = fields.rope
     theta = (rope if "rope_theta" in rope else fields).positive_float("rope_theta", theta)
     holder = rope if "partial_rotary_factor" in rope else fields
     dims = int(head_dim * holder.positive_float("partial_rotary_factor", partial))
@@ -112,6 +142,44 @@ def read_rope(fields: Fields, head_dim: int, theta: float = 10000.0, partial: fl
     return KINDS[kind](fields, rope, frequencies(dims, theta), theta)
 
 
+def read_spread_frequencies(fields: Fields, head_dim: int, theta: float, partial: float) -> Tensor:
+    """Reads the frequencies of the rule 'proportional' (Gemma 4, 2026), [rotated pairs] float32.
+
+    They are the first of those that a head which is rotated as a whole has. The elements of a pair are half a head
+    apart.
+
+    Args:
+        fields: The model's config.json.
+        head_dim: Elements of a head.
+        theta: As of `read_rope`.
+        partial: As of `read_rope`.
+
+    Raises:
+        CheckpointError: A value is out of its range.
+    """
+    rope = fields.rope
+    pairs = int(head_dim * rope.positive_float("partial_rotary_factor", partial) // 2)
+    if not 1 <= pairs <= head_dim // 2:
+        raise rope.refuse("partial_rotary_factor", f"rotates {pairs} pairs of a head of {head_dim} elements")
+    theta = rope.positive_float("rope_theta", theta)
+    return frequencies(head_dim, theta)[:pairs] / rope.positive_float("factor", 1.0)
+
+
+def ropes_by_type(fields: Fields, theta: float) -> tuple[Fields, Fields]:
+    """Returns the fields that `read_rope` reads for layers without a window, and for those with one.
+
+    Scaling ('rope_scaling') is for layers without a window.
+
+    Args:
+        fields: The model's config.json.
+        theta: Base of layers with a window, where 'rope_parameters' names none.
+    """
+    ropes, nothing = fields.section("rope_parameters"), {"rope_scaling": None}
+    full = ropes.section(FULL).values | fields.section("rope_scaling").values
+    sliding = {"rope_theta": theta} | ropes.section(SLIDING).values
+    return fields.having({"rope_parameters": full} | nothing), fields.having({"rope_parameters": sliding} | nothing)
+
+
 def _default(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple[Tensor, float]:  # noqa: ARG001
     return plain, 1.0
 
@@ -119,6 +187,12 @@ def _default(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple
 def _linear(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple[Tensor, float]:  # noqa: ARG001
     """Position interpolation (Chen et al., 2023)."""
     return plain / rope.positive_float("factor"), 1.0
+
+
+def _dynamic(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple[Tensor, float]:  # noqa: ARG001
+    """Dynamic NTK scaling: it changes nothing up to 'max_position_embeddings' tokens, where the context ends."""
+    rope.positive_float("factor")
+    return plain, 1.0
 
 
 def _llama3(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple[Tensor, float]:  # noqa: ARG001
@@ -177,6 +251,8 @@ def _longrope(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tupl
 
 KINDS = {
     "default": _default,
+    "mrope": _default,  # the angles are plain: `model.qwen_vl` reads the axes
+    "dynamic": _dynamic,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from cache_manager.layout import KVLayout
-from model.attention.backend import AttentionBackend, StepShape
+from model.attention.backend import NONE, AttentionBackend, StateSegments, StepShape
 from model.errors import RankLost, RequestFault
 from model.forward import ForwardBatch, Model
 from model.images import ImagePart, ImageStore
@@ -92,9 +92,11 @@ class Runner:
         self.page_moves = PageMoves(attention, layout, probe_page + 1, poison, store)
         self.model, self.attention, self._device, self._recompute = model, attention, device, recompute
         self._probe_page, self._page_size, self._groups = probe_page, layout.page_size, len(layout.groups)
-        self.batch = InputBatch(rows, len(layout.groups), layout.page_size, recompute, factories, rotary_axes)
+        self._state_pages, states = layout.states.pages, (layout.states.pages, layout.interval)
+        self.batch = InputBatch(rows, layout.tables, layout.page_size, recompute, factories, rotary_axes, *states)
         self._position_rows = 1 if rotary_axes == 1 else 1 + rotary_axes  # of `ForwardBatch.positions`
         self._results: deque[StepResult] = deque()
+        self._may_have_run = False  # the step that `_run` gets, in part: states that it writes in place are spoilt then
         self._computing = 0.0  # seconds of the model and the sampler, since the start
 
     @property
@@ -118,6 +120,7 @@ class Runner:
         self._land()
         result = self._run(plan)
         packing = time.perf_counter() - launched - swapped - (self._computing - computing)
+        lost += result.lost_pages
         self._results.append(replace(result, lost_pages=lost, swap_seconds=swapped, packing_seconds=packing))
 
     @torch.inference_mode()
@@ -146,11 +149,12 @@ class Runner:
             The step in flight. None where the host has to run it: it has prompt logprobs or images, it raised, or all
                 draws of the step before failed.
         """
-        work = StepWork.of(plan)
+        work, self._may_have_run = StepWork.of(plan), False
         packed = self.batch.pack(work)
         # `_run` alone returns prompt logprobs and counts encoded images.
         if packed.prompts or packed.images:
             return None
+        self._may_have_run = True
         try:
             attention = self.attention.plan(packed.shape)
             began = time.perf_counter()
@@ -211,8 +215,9 @@ class Runner:
         """
         table = np.full((self._groups, 1, 1), self._probe_page, np.int32)
         slots = np.full((self._groups, 1), self._probe_page * self._page_size, np.int64)
-        zero = np.zeros(1, np.int64)
-        shape = StepShape(np.array([[0, 0, 1]], np.int32), zero, slots, table, zero)
+        zero, no_state = np.zeros(1, np.int64), np.full((self._state_pages, 1), NONE, np.int32)
+        segments = StateSegments(zero, zero + 1, no_state, no_state, np.zeros(1, np.bool_)) if len(no_state) else None
+        shape = StepShape(np.array([[0, 0, 1]], np.int32), zero, slots, table, zero, segments)
         positions = np.zeros((self._position_rows, 1), np.int64)
         if not torch.isfinite(self._logits(zero, positions, zero, self.attention.plan(shape))).all():
             raise RuntimeError("the model's logits for token 0 alone are not finite")
@@ -222,6 +227,9 @@ class Runner:
         drawing = plan.logits[:, 1].astype(np.int64)
         found = _Found.of(len(drawing), int(self.batch.controls.top_logprobs[drawing].max(initial=0)))
         work, encoded = StepWork.of(plan), self._encoded
+        if self._may_have_run:
+            self._spoil(work, found)
+        self._may_have_run = False
         self._compute(work.from_the_start() if self._recompute else work, found)
         if len(found.faults) == len(plan.slices):
             self.probe()  # all sequences failed, so the device may be at fault
@@ -231,6 +239,7 @@ class Runner:
             found.tokens,
             found.logprobs,
             tuple(found.faults),
+            tuple(found.spoilt),
             prompt_parts=tuple(found.prompt_parts),
             images_encoded=self._encoded - encoded,
         )
@@ -253,12 +262,22 @@ class Runner:
                 found.faults.append((row, said or f"{type(error).__name__} while computing this sequence"))
                 return
             log.warning("a step of %d slices raised %s, running it in halves", len(work.slices), type(error).__name__)
+            self._spoil(work, found)
             for half in work.halves():
                 self._compute(half, found)
             return
         found.prompt_parts.extend(prompt_parts)
         if drawn is not None:
             found.take(work, drawn)
+
+    def _spoil(self, work: StepWork, found: "_Found") -> None:
+        """Reports the recurrent states of work that has run in part: their rows go on from their last checkpoints.
+
+        A state is written in place, so a second run would go on from the wrong tokens.
+        """
+        if self._state_pages and not self._recompute:
+            segments = self.batch.pack(work).shape.segments
+            found.spoilt.extend(segments.targets[0].tolist() if segments is not None else ())
 
     def _forward(self, work: StepWork) -> tuple[Drawn | None, list[PromptLogprobs]]:
         """Runs one forward pass and draws; returns the draws, None without any, and the prompts' logprobs."""
@@ -352,19 +371,21 @@ class _Found:
         logprobs: Logprobs of the tokens.
         faults: Row and message of each sequence that failed.
         prompt_parts: Logprobs of prompts.
+        spoilt: Pages of states that were written more than once.
     """
 
     tokens: NDArray[np.int32]
     logprobs: Logprobs
     faults: list[tuple[int, str]]
     prompt_parts: list[PromptLogprobs]
+    spoilt: list[int]
 
     @staticmethod
     def of(n: int, k: int) -> "_Found":
         """Allocates the results of n draws, each with at most k alternatives."""
         ids, top = np.zeros((n, k), np.int32), np.zeros((n, k), np.float32)
         logprobs = Logprobs(np.zeros(n, np.float32), np.zeros(n, np.int32), ids, top)
-        return _Found(np.full(n, FAULTED, np.int32), logprobs, [], [])
+        return _Found(np.full(n, FAULTED, np.int32), logprobs, [], [], [])
 
     def take(self, work: StepWork, drawn: Drawn) -> None:
         """Writes the draws of `work`, a part of the step, into their places."""

@@ -74,7 +74,10 @@ class Renamed:
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """A checkpoint whose `{name}.weight` of a linear layer is [in, out] (GPT-2). Other tensors are as they are."""
+    """A checkpoint whose `{name}.weight` of a linear layer is [in, out] (GPT-2), or of all experts of a layer.
+
+    Experts' is [experts, in, out], and has no `.weight` behind its name (gpt-oss). Other tensors are as they are.
+    """
 
     source: TensorSource
 
@@ -83,6 +86,8 @@ class Transposed:
     ) -> Tensor:
         if len(shape) == 2 and name.endswith(".weight"):
             return self.source.take(name, shape[::-1], dtype, stored=stored).T
+        if len(shape) == 3 and name.endswith("_proj"):
+            return self.source.take(name, (shape[0], *shape[:0:-1]), dtype, stored=stored).transpose(1, 2)
         return self.source.take(name, shape, dtype, stored=stored)
 
     def __contains__(self, name: str) -> bool:

@@ -1,23 +1,28 @@
 """A checkpoint's tensors as an architecture asks for them: in the model's dtype, on its device, as layers."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from math import lcm
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from model.embedding_table import EightBitTable, EmbeddingTable, PlainTable
 from model.errors import CheckpointError
 from model.layers import LayerNorm, Linear, Product, RMSNorm, onednn_multiplies
 from model.parallel.collective import ONE_RANK, Ranks
 from model.parallel.shard import Shard
 from model.source import TensorSource, Transposed
-from model.weight_formats.format import JointFormat, MadeProduct, WeightFormat
-from model.weight_formats.plain import PLAIN, PlainWeights, plain_weight
+from model.weight_formats.activations import RoundedFormat
+from model.weight_formats.format import EmbeddingFormat, JointFormat, MadeProduct, WeightFormat
+from model.weight_formats.groups import GroupFormat, bring_back
+from model.weight_formats.plain import PLAIN, plain_weight
 from model.weight_formats.stored import StoredWeight, read_stacked, read_weight
+
+Part = TypeVar("Part")
 
 
 class ProductMaker(Protocol):
@@ -44,19 +49,6 @@ class Held:
     """Bytes of the weights that the layers keep."""
 
     bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EmbeddingTable:
-    """Embeddings of tokens, which an output layer may be tied to.
-
-    Attributes:
-        name: Full name in the checkpoint, without a suffix.
-        weight: [vocabulary, width], in the model's dtype.
-    """
-
-    name: str
-    weight: Tensor
 
 
 class Tensors:
@@ -132,6 +124,12 @@ class Tensors:
         self.held.bytes += tensor.nbytes
         return tensor
 
+    def floats(self, name: str, *shape: int) -> Tensor:
+        """Reads a tensor in float32, whatever the model's dtype is. Raises as `__call__`."""
+        tensor = self.checkpoint.take(self.prefix + name, shape, torch.float32).to(self.device)
+        self.held.bytes += tensor.nbytes
+        return tensor
+
     def linear(
         self,
         parts: Sequence[tuple[str, int]] | str,
@@ -151,7 +149,7 @@ class Tensors:
             bias: Whether the linears have a bias.
             gated: See `GatedMLP`.
             rows: Outputs of the product, in its order, each run of them of one part. None for all.
-            columns: Inputs of the product. None for all.
+            columns: Inputs of the product. None for all. Where ranks have some of them, one rank adds the bias.
         """
         parts = [(parts, out)] if isinstance(parts, str) else parts
         weight_format, formats = self._formats([name for name, _ in parts])
@@ -163,7 +161,8 @@ class Tensors:
             biases = [biases[part][run] for part, run in runs] if bias else []
         if columns is not None:
             weights = [weight.columns(columns) for weight in weights]
-        return self._product(weight_format, weights, torch.cat(biases) if bias else None, gated)
+            biases = [] if self.ranks.shard.rank else biases
+        return self._product(weight_format, weights, torch.cat(biases) if biases else None, gated)
 
     def summed(self, name: str, width: int, out: int, bias: bool, columns: slice) -> Product:
         """Makes a product of which each rank has these inputs. The ranks' results are added up, the bias once."""
@@ -172,6 +171,59 @@ class Tensors:
         biases = self._biases([(name, out)], [weight], bias)
         mine = biases[0] if biases and self.ranks.shard.rank == 0 else None
         return self.ranks.summed(self._product(weight_format, [weight.columns(columns)], mine))
+
+    def dense(self, name: str, width: int, out: int) -> Tensor:
+        """Reads the weights of a linear for products that are none of its own, [out, width] in the model's dtype.
+
+        Raises:
+            CheckpointError: They are stored in a format that has no weights by themselves.
+        """
+        weight_format = self._weights.for_linear(self.prefix + name)
+        weight = self._read(weight_format, name, out, width)
+        if list(weight.tensors) == ["weight"]:  # plain, or to be quantized online
+            return weight["weight"].to(self.device, self.dtype)
+        inner = weight_format.weights if isinstance(weight_format, RoundedFormat) else weight_format
+        if not isinstance(inner, GroupFormat):
+            raise CheckpointError(f"{self.prefix}{name} is in the format {inner.name}, in which it is not served")
+        return bring_back(inner.groups(weight)).to(self.device, self.dtype)
+
+    def product_of(self, weight: Tensor) -> Product:
+        """Makes a product of weights [out, in] from `dense`."""
+        return self._product(PLAIN, [plain_weight(weight)], None)
+
+    def each(self, prefix: str, count: int, names: Sequence[str], load: Callable[["Tensors"], Part]) -> list[Part]:
+        """Loads parts of one shape, whose names begin with the prefix and their numbers.
+
+        Without numbers in tensors, parts in the same weight formats are alike, and one stands for all: each takes a
+        millisecond there, and a model has tens of thousands of experts.
+
+        Args:
+            prefix: Beginning of the parts' names.
+            count: The number of parts.
+            names: Linears of a part.
+            load: Loads a part from a view of its tensors.
+        """
+        views = [self.under(f"{prefix}{number}.") for number in range(count)]
+        if self.device.type != "meta":
+            return [load(view) for view in views]
+        made, parts = list[tuple[list[WeightFormat], Part, int]](), list[Part]()
+        for view in views:
+            formats, before = [self._weights.for_linear(view.prefix + name) for name in names], self.held.bytes
+            for others, part, size in made:
+                if all(one is other for one, other in zip(formats, others, strict=True)):
+                    self.held.bytes += size
+                    parts.append(part)
+                    break
+            else:
+                parts.append(load(view))
+                made.append((formats, parts[-1], self.held.bytes - before))
+        return parts
+
+    def is_stacked(self, name: str, width: int, out: int) -> bool:
+        """Whether the experts of a layer are saved as one tensor."""
+        full = self.prefix + name
+        described = self._weights.for_linear(full).stacked(out, width)
+        return len(described) > 0 and described[0].named(full) in self.checkpoint
 
     def stacked(
         self,
@@ -182,18 +234,35 @@ class Tensors:
         gated: bool = False,
         rows: Sequence[slice] | None = None,
         columns: slice | None = None,
-    ) -> list[Product] | None:
-        """Makes the product of each of `count` experts, as `linear`. None where they are not saved as one tensor."""
+        bias: bool = False,
+    ) -> list[Product]:
+        """Makes the product of each of `count` experts that are saved as one tensor, as `linear`.
+
+        The bias of all experts is one tensor too, `{name}_bias`. Where ranks have some of the inputs, one rank adds it.
+
+        Raises:
+            CheckpointError: The format of weights knows no such tensor, or it is missing, or is another one.
+        """
         full = self.prefix + name
         weight_format = self._weights.for_linear(full)
         described = weight_format.stacked(out, width)
-        if not described or described[0].named(full) not in self.checkpoint:
-            return None
-        made = []
-        for weight in read_stacked(self.checkpoint, full, count, out, width, described):
-            parts = [weight] if rows is None else [weight.rows(run) for _, run in runs_of([out], rows)]
+        if not described:
+            raise CheckpointError(f"{full} is one tensor for all experts, which {weight_format.name} does not know")
+        runs = [slice(0, out)] if rows is None else [run for _, run in runs_of([out], rows)]
+        biases = self(f"{name}_bias", count, out) if bias else None
+        if columns is not None and self.ranks.shard.rank:
+            biases = None
+        stored = read_stacked(self.checkpoint, full, count, out, width, described)
+        # Without numbers all are alike. One takes 10 ms there: the start would take 15 s for gpt-oss 20b.
+        alike, before, made = self.device.type == "meta", self.held.bytes, list[Product]()
+        for number, weight in enumerate(stored[:1] if alike else stored):
+            parts = [weight] if rows is None else [weight.rows(run) for run in runs]
             parts = parts if columns is None else [part.columns(columns) for part in parts]
-            made.append(self._product(weight_format, parts, None, gated))
+            own = None if biases is None else torch.cat([biases[number, run] for run in runs])
+            made.append(self._product(weight_format, parts, own, gated))
+        if alike:
+            self.held.bytes += (count - 1) * (self.held.bytes - before)
+            return made * count
         return made
 
     def _biases(self, parts: Sequence[tuple[str, int]], weights: Sequence[StoredWeight], bias: bool) -> list[Tensor]:
@@ -250,8 +319,14 @@ class Tensors:
         return LayerNorm(self(f"{name}.weight", width), self(f"{name}.bias", width) if bias else None, eps)
 
     def table(self, name: str, vocabulary: int, width: int) -> EmbeddingTable:
-        """Reads the embeddings of tokens."""
-        return EmbeddingTable(self.prefix + name, self(f"{name}.weight", vocabulary, width))
+        """Reads the embeddings of tokens: in 8 bits where an output layer that is tied to them would be quantized."""
+        weight_format = self._weights.for_tied(self.prefix + name)
+        if not isinstance(weight_format, EmbeddingFormat):
+            return PlainTable(self.prefix + name, self(f"{name}.weight", vocabulary, width))
+        weight = self._read(weight_format, name, vocabulary, width)
+        table = EightBitTable(self.prefix + name, weight_format.embedding(weight, self.device), self.dtype)
+        self.held.bytes += table.nbytes
+        return table
 
     def head(
         self, name: str, vocabulary: int, width: int, embedding: EmbeddingTable | None, bias: bool = False
@@ -278,16 +353,16 @@ class Tensors:
 
     def _tied(self, table: EmbeddingTable, rows: slice, bias: Tensor | None) -> Product:
         """Makes the rank's rows of the tied output layer."""
-        embedding, weight_format = table.weight[rows], self._weights.for_tied(table.name)
-        if isinstance(weight_format, PlainWeights):
-            weights = [plain_weight(embedding)]
-        else:
-            out, width = table.weight.shape
+        weight_format = self._weights.for_tied(table.name)
+        if not isinstance(table, PlainTable):
+            out, width = table.vocabulary, table.width
             described = weight_format.tensors(out, width)
-            weights = [read_weight(self.checkpoint, table.name, out, width, described).rows(rows)]
-        made = self._of_back_end(weight_format, weights, bias)
-        if made is None and weight_format is not PLAIN:
-            made = weight_format.product(weights, bias, self.dtype, self.device)
+            weight = read_weight(self.checkpoint, table.name, out, width, described)
+            return self._product(weight_format, [weight.rows(rows)], bias)
+        embedding = table.weight[rows]
+        if weight_format is not PLAIN:
+            return self._product(weight_format, [plain_weight(embedding)], bias)
+        made = self._of_back_end(weight_format, [plain_weight(embedding)], bias)
         if made is not None:
             self.held.bytes += made.nbytes
             return made
@@ -304,7 +379,7 @@ def runs_of(widths: Sequence[int], rows: Sequence[slice]) -> list[tuple[int, sli
     """Finds rows in parts that stand one below the other. Returns the part of each run, and its rows of that part.
 
     No run crosses from a part to the next. Runs that follow each other in a part become one, so that a tensor that
-    nothing is left out of is not cut.
+    nothing is left out of is not cut. Those with a step stay as they are.
     """
     runs: list[tuple[int, slice]] = []
     first = 0
@@ -313,11 +388,31 @@ def runs_of(widths: Sequence[int], rows: Sequence[slice]) -> list[tuple[int, sli
             if not first <= run.start < first + width:
                 continue
             start, stop = run.start - first, run.stop - first
-            if runs and runs[-1][0] == part and runs[-1][1].stop == start:
+            last = runs[-1][1] if runs and runs[-1][0] == part else None
+            if last is not None and last.stop == start and last.step is run.step is None:
                 start = runs.pop()[1].start
-            runs.append((part, slice(start, stop)))
+            runs.append((part, slice(start, stop, run.step)))
         first += width
     return runs
+
+
+def in_halves(run: slice, dim: int, rotated: int) -> list[slice]:
+    """Returns the rows of heads whose rotated pairs are neighbours, in the order that `model.rope` rotates.
+
+    That is the first elements of all pairs, the second ones, then the elements that are not rotated. Scores are sums
+    over a head, so they are the same where queries and keys are both in this order.
+
+    Args:
+        run: Rows of whole heads.
+        dim: Elements of a head.
+        rotated: Elements of a head that are rotated.
+    """
+    made: list[slice] = []
+    for head in range(run.start, run.stop, dim):
+        made += [slice(head, head + rotated, 2), slice(head + 1, head + rotated, 2)]
+        if rotated < dim:
+            made.append(slice(head + rotated, head + dim))
+    return made
 
 
 def head_by_head(

@@ -39,7 +39,7 @@ def load_falcon(config: ModelConfig, tensors: Tensors) -> Decoder:
 
     embedding = tensors.table("transformer.word_embeddings", c.vocabulary, c.hidden)
     return Decoder(
-        Embedding(embedding.weight),
+        Embedding(embedding),
         [layer(number) for number in range(c.layers)],
         tensors.layer_norm("transformer.ln_f", c.hidden, eps),
         tensors.head("lm_head", c.vocabulary, c.hidden, embedding if c.tied_embeddings else None),

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from model.architectures.llama import HeadNorm, load_attention, load_mlp, norm_eps
 from model.blocks import Norm, PreNorm, Sandwich, SelfAttention
 from model.config import ModelConfig
-from model.decoder import Decoder, Embedding, Layer
-from model.families import FULL, SLIDING, every_sixth, layer_types
+from model.decoder import Decoder, Embedding
+from model.families import SLIDING, every_sixth, layer_types
 from model.fields import Fields
+from model.forward import Layer
 from model.layers import gelu, gelu_tanh, read_activation
-from model.rope import Rope, read_rope
+from model.rope import Rope, read_rope, ropes_by_type
 from model.tensors import Tensors
 
 
@@ -46,11 +47,8 @@ def load_gemma2(config: ModelConfig, tensors: Tensors) -> Decoder:
 def load_gemma3(config: ModelConfig, tensors: Tensors) -> Decoder:
     """Gemma3ForCausalLM. Layers with a window rotate faster than the others."""
     fields = config.fields
-    ropes = fields.section("rope_parameters")
-    scaled = ropes.section(FULL).values | fields.section("rope_scaling").values
-    everything = _rope(config, tensors, fields.having({"rope_parameters": scaled, "rope_scaling": None}), 1e6)
-    local = {"rope_theta": fields.positive_float("rope_local_base_freq", 1e4)} | ropes.section(SLIDING).values
-    window = _rope(config, tensors, fields.having({"rope_parameters": local, "rope_scaling": None}))
+    full, sliding = ropes_by_type(fields, fields.positive_float("rope_local_base_freq", 1e4))
+    everything, window = _rope(config, tensors, full, 1e6), _rope(config, tensors, sliding)
     kinds = layer_types(fields, config.layers, every_sixth)
 
     def head_norm(at: Tensors, name: str) -> Norm:
@@ -71,7 +69,7 @@ def _decoder(
     embedding = tensors.table("model.embed_tokens", c.vocabulary, c.hidden)
     layers = [layer(tensors.under(f"model.layers.{number}."), number) for number in range(c.layers)]
     head = tensors.head("lm_head", c.vocabulary, c.hidden, embedding if c.tied_embeddings else None)
-    scaled = Embedding(embedding.weight, scale=c.hidden**0.5)
+    scaled = Embedding(embedding, scale=c.hidden**0.5)
     return Decoder(scaled, layers, _norm(c, tensors, "model.norm"), head, soft_cap)
 
 

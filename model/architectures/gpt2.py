@@ -45,7 +45,7 @@ def load_gpt2(config: ModelConfig, tensors: Tensors) -> Decoder:
 
     tokens = root.table("wte", c.vocabulary, c.hidden)
     return Decoder(
-        Embedding(tokens.weight, positions=root("wpe.weight", c.context, c.hidden)),
+        Embedding(tokens, positions=root("wpe.weight", c.context, c.hidden)),
         [layer(number) for number in range(c.layers)],
         root.layer_norm("ln_f", c.hidden, eps),
         tensors.head("lm_head", c.vocabulary, c.hidden, tokens if c.tied_embeddings else None),

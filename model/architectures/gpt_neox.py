@@ -46,7 +46,7 @@ def load_gpt_neox(config: ModelConfig, tensors: Tensors) -> Decoder:
     head = "lm_head" if "lm_head.weight" in tensors else "embed_out"
     embedding = tensors.table("gpt_neox.embed_in", c.vocabulary, c.hidden)
     return Decoder(
-        Embedding(embedding.weight),
+        Embedding(embedding),
         [layer(number) for number in range(c.layers)],
         tensors.layer_norm("gpt_neox.final_layer_norm", c.hidden, eps),
         tensors.head(head, c.vocabulary, c.hidden, embedding if c.tied_embeddings else None),

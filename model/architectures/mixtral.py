@@ -1,17 +1,13 @@
-"""Llama and Qwen 3 with a mixture of experts in place of the MLP: Mixtral (Jiang et al., 2024), Qwen 3 MoE."""
+"""Llama and Qwen with a mixture of experts in place of the MLP: Mixtral (Jiang et al., 2024), Qwen 2 and 3 MoE."""
 
-from collections.abc import Sequence
-
+from model.architectures.experts import MIXTRAL_NAMES, load_experts, load_with_shared, read_used
 from model.architectures.llama import load_attention, load_decoder, load_mlp, load_rope, norm_eps, rms_norm_of_heads
-from model.blocks import Experts, FeedForward, GatedMLP, PreNorm
+from model.blocks import FeedForward, PreNorm
 from model.config import ModelConfig
 from model.decoder import Decoder
-from model.errors import CheckpointError
 from model.fields import MOST
-from model.layers import read_activation
+from model.routing import Routing
 from model.tensors import Tensors
-
-MOST_EXPERTS = 2**15  # experts of all layers: each takes 0.1 ms before a weight is read
 
 
 def load_mixtral(config: ModelConfig, tensors: Tensors) -> Decoder:
@@ -20,6 +16,8 @@ def load_mixtral(config: ModelConfig, tensors: Tensors) -> Decoder:
     experts = c.fields.positive("num_local_experts", 8)
     width = c.fields.positive("intermediate_size")
 
+    routing = Routing(read_used(c, experts, 2), normalised=True)
+
     def layer(number: int) -> PreNorm:
         at = tensors.under(f"model.layers.{number}.")
         moe = at.under_any(("block_sparse_moe.", "mlp."), "gate.weight")
@@ -27,7 +25,30 @@ def load_mixtral(config: ModelConfig, tensors: Tensors) -> Decoder:
             at.rms_norm("input_layernorm", c.hidden, norm_eps(c)),
             load_attention(c, at, number, rope),
             at.rms_norm("post_attention_layernorm", c.hidden, norm_eps(c)),
-            _load_experts(c, moe, experts, width, ("w1", "w3", "w2"), used=2, normalised=True),
+            moe.ranks.summed(load_experts(c, moe, experts, width, routing, MIXTRAL_NAMES)),
+        )
+
+    return load_decoder(config, tensors, [layer(number) for number in range(c.layers)])
+
+
+def load_qwen2_moe(config: ModelConfig, tensors: Tensors) -> Decoder:
+    """Qwen2MoeForCausalLM. All tokens go through a shared expert too."""
+    c, fields, rope = config, config.fields, load_rope(config, tensors)
+    experts, bias = fields.positive("num_experts", 60), fields.flag("qkv_bias", True)
+    width, shared = (fields.positive(f"{kind}_intermediate_size") for kind in ("moe", "shared_expert"))
+    routing, dense = Routing(read_used(c, experts, 4), fields.flag("norm_topk_prob")), _dense_layers(c)
+
+    def mixture(at: Tensors) -> FeedForward:
+        routed = load_experts(c, at, experts, width, routing)
+        return at.ranks.summed(load_with_shared(c, at, routed, "shared_expert", shared, "shared_expert_gate"))
+
+    def layer(number: int) -> PreNorm:
+        at = tensors.under(f"model.layers.{number}.")
+        return PreNorm(
+            at.rms_norm("input_layernorm", c.hidden, norm_eps(c)),
+            load_attention(c, at, number, rope, bias),
+            at.rms_norm("post_attention_layernorm", c.hidden, norm_eps(c)),
+            load_mlp(c, at) if number in dense else mixture(at.under("mlp.")),
         )
 
     return load_decoder(config, tensors, [layer(number) for number in range(c.layers)])
@@ -38,59 +59,26 @@ def load_qwen3_moe(config: ModelConfig, tensors: Tensors) -> Decoder:
     c, rope = config, load_rope(config, tensors)
     experts = c.fields.positive("num_experts" if "num_experts" in c.fields else "num_local_experts", 128)
     width = c.fields.positive("moe_intermediate_size", 768)
-    bias, normalised = c.fields.flag("attention_bias"), c.fields.flag("norm_topk_prob")
-    every, without = c.fields.positive("decoder_sparse_step", 1), set(c.fields.numbers("mlp_only_layers", 0, MOST, []))
+    bias, routing = c.fields.flag("attention_bias"), Routing(read_used(c, experts, 8), c.fields.flag("norm_topk_prob"))
+    dense = _dense_layers(c)
+
+    def mixture(at: Tensors) -> FeedForward:
+        return at.ranks.summed(load_experts(c, at, experts, width, routing))
 
     def layer(number: int) -> PreNorm:
         at = tensors.under(f"model.layers.{number}.")
-        dense = number in without or (number + 1) % every != 0
-        names = ("gate_proj", "up_proj", "down_proj")
         return PreNorm(
             at.rms_norm("input_layernorm", c.hidden, norm_eps(c)),
             load_attention(c, at, number, rope, bias, bias, rms_norm_of_heads(c)),
             at.rms_norm("post_attention_layernorm", c.hidden, norm_eps(c)),
-            load_mlp(c, at) if dense else _load_experts(c, at.under("mlp."), experts, width, names, 8, normalised),
+            load_mlp(c, at) if number in dense else mixture(at.under("mlp.")),
         )
 
     return load_decoder(config, tensors, [layer(number) for number in range(c.layers)])
 
 
-def _load_experts(
-    config: ModelConfig, at: Tensors, experts: int, width: int, names: Sequence[str], used: int, normalised: bool
-) -> FeedForward:
-    """Loads the experts of a layer.
-
-    Args:
-        config: Configuration of the model.
-        at: Tensors of the layer's experts.
-        experts: The number of experts.
-        width: Width of one expert, of which each rank has a part.
-        names: Names of its gate, up and down products.
-        used: Experts a token, where config.json says nothing.
-        normalised: Whether the weights of a token's experts are scaled to a sum of 1.
-    """
-    rows, columns = at.shard.gated(width), at.shard.part(width)
-    if experts * config.layers > MOST_EXPERTS:
-        raise CheckpointError(
-            f"{config.fields.path}: {config.layers} layers of {experts} experts are {config.layers * experts} of them, "
-            f"may be {MOST_EXPERTS}"
-        )
-    used = config.fields.positive("num_experts_per_tok", used)
-    if used > experts:
-        raise config.fields.refuse("num_experts_per_tok", f"there are {experts} experts")
-    activation = read_activation(config.fields, "hidden_act", "silu")
-    gate, up, down = names
-
-    def expert(number: int) -> GatedMLP:
-        one = at.under(f"experts.{number}.")
-        gate_up = one.linear([(gate, width), (up, width)], config.hidden, gated=True, rows=rows)
-        return GatedMLP(gate_up, one.linear(down, width, config.hidden, columns=columns), activation)
-
-    router = at.unquantized().linear("gate", config.hidden, experts)
-    gates = at.stacked("experts.gate_up_proj", experts, config.hidden, 2 * width, gated=True, rows=rows)
-    downs = at.stacked("experts.down_proj", experts, width, config.hidden, columns=columns)
-    if gates is not None and downs is not None:  # all in one, as transformers 5 has them in memory
-        parts = [GatedMLP(gate_up, narrow, activation) for gate_up, narrow in zip(gates, downs, strict=True)]
-    else:
-        parts = [expert(number) for number in range(experts)]
-    return at.ranks.summed(Experts(router, parts, used, normalised))
+def _dense_layers(config: ModelConfig) -> set[int]:
+    """Returns the layers of a Qwen that have an MLP and no experts."""
+    every = config.fields.positive("decoder_sparse_step", 1)
+    named = {int(number) for number in config.fields.numbers("mlp_only_layers", 0, MOST, [])}
+    return named | {number for number in range(config.layers) if (number + 1) % every}

@@ -47,7 +47,7 @@ def load_nano(config: ModelConfig, tensors: Tensors) -> Decoder:
     embedding = at.table(name, c.vocabulary, c.hidden)
     head = at.head("head", c.vocabulary, c.hidden, embedding if c.tied_embeddings else None)
     return Decoder(
-        Embedding(embedding.weight),
+        Embedding(embedding),
         [layer(number) for number in range(c.layers)],
         at.rms_norm("norm", c.hidden, eps),
         head,

@@ -37,7 +37,7 @@ def load_opt(config: ModelConfig, tensors: Tensors) -> Decoder:
 
     tokens = root.table("embed_tokens", c.vocabulary, narrow)
     embedding = Embedding(
-        tokens.weight,
+        tokens,
         positions=root("embed_positions.weight", c.context + OFFSET, c.hidden),
         offset=OFFSET,
         projection=root.linear("project_in", narrow, c.hidden) if narrow != c.hidden else None,

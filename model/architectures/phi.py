@@ -45,7 +45,7 @@ def load_phi(config: ModelConfig, tensors: Tensors) -> Decoder:
     tensors.ignore(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
     embedding = tensors.table("model.embed_tokens", c.vocabulary, c.hidden)
     return Decoder(
-        Embedding(embedding.weight),
+        Embedding(embedding),
         [layer(number) for number in range(c.layers)],
         tensors.layer_norm("model.final_layernorm", c.hidden, eps),
         tensors.head("lm_head", c.vocabulary, c.hidden, embedding if c.tied_embeddings else None, bias=True),

@@ -7,13 +7,41 @@ from dataclasses import replace
 
 import torch
 
-from model.architectures import falcon, gemma, gpt2, gpt_neox, llama, mixtral, nano, olmo2, opt, phi, starcoder2
+from model.architectures import (
+    cohere,
+    deepseek,
+    ernie4_5_moe,
+    exaone4,
+    falcon,
+    gemma,
+    gemma4,
+    glm4,
+    glm4_moe,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    gptj,
+    granite,
+    hunyuan,
+    llama,
+    minimax_m2,
+    mixtral,
+    nano,
+    olmo2,
+    opt,
+    phi,
+    phimoe,
+    qwen3_next,
+    stablelm,
+    starcoder2,
+)
 from model.config import ModelConfig
 from model.decoder import Decoder
-from model.multimodal import KINDS, NANO
+from model.multimodal import NANO
 from model.parallel.collective import ONE_RANK, Ranks
 from model.source import Renamed
 from model.tensors import ProductMaker, Tensors
+from model.vision_families import KINDS
 from model.weight_formats.plain import PLAIN
 from model.weight_formats.registry import open_weight_format
 from model.weights import Checkpoint
@@ -22,23 +50,50 @@ log = logging.getLogger("quire.model")
 
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, Tensors], Decoder]] = {
+    "Cohere2ForCausalLM": cohere.load_cohere2,
+    "CohereForCausalLM": cohere.load_cohere,
+    "DeepseekV2ForCausalLM": deepseek.load_deepseek_v2,
+    "DeepseekV3ForCausalLM": deepseek.load_deepseek_v3,
+    "Ernie4_5ForCausalLM": llama.load_ernie4_5,
+    "Ernie4_5_MoeForCausalLM": ernie4_5_moe.load_ernie4_5_moe,
+    "Exaone4ForCausalLM": exaone4.load_exaone4,
     "FalconForCausalLM": falcon.load_falcon,
     "GPT2LMHeadModel": gpt2.load_gpt2,
+    "GPTJForCausalLM": gptj.load_gptj,
     "GPTNeoXForCausalLM": gpt_neox.load_gpt_neox,
     "Gemma2ForCausalLM": gemma.load_gemma2,
     "Gemma3ForCausalLM": gemma.load_gemma3,
     "GemmaForCausalLM": gemma.load_gemma,
+    "Gemma4ForCausalLM": gemma4.load_gemma4,
+    "Glm4ForCausalLM": glm4.load_glm4,
+    "Glm4MoeForCausalLM": glm4_moe.load_glm4_moe,
+    "Glm4MoeLiteForCausalLM": deepseek.load_glm4_moe_lite,
+    "GptOssForCausalLM": gpt_oss.load_gpt_oss,
+    "GraniteForCausalLM": granite.load_granite,
+    "GraniteMoeForCausalLM": granite.load_granite_moe,
+    "HunYuanDenseV1ForCausalLM": hunyuan.load_hunyuan,
     "LlamaForCausalLM": llama.load_llama,
+    "MiniMaxM2ForCausalLM": minimax_m2.load_minimax_m2,
     "MinistralForCausalLM": llama.load_llama,
+    "Mistral4ForCausalLM": deepseek.load_mistral4,
     "MistralForCausalLM": llama.load_llama,
     "MixtralForCausalLM": mixtral.load_mixtral,
     "OPTForCausalLM": opt.load_opt,
     "Olmo2ForCausalLM": olmo2.load_olmo2,
+    "Olmo3ForCausalLM": olmo2.load_olmo3,
     "Phi3ForCausalLM": llama.load_phi3,
     "PhiForCausalLM": phi.load_phi,
+    "PhimoeForCausalLM": phimoe.load_phimoe,
     "Qwen2ForCausalLM": llama.load_qwen2,
+    "Qwen2MoeForCausalLM": mixtral.load_qwen2_moe,
     "Qwen3ForCausalLM": llama.load_qwen3,
     "Qwen3MoeForCausalLM": mixtral.load_qwen3_moe,
+    "Qwen3NextForCausalLM": qwen3_next.load_qwen3_next,
+    "Qwen3_5ForCausalLM": qwen3_next.load_qwen3_5,
+    "Qwen3_5MoeForCausalLM": qwen3_next.load_qwen3_5_moe,
+    "SeedOssForCausalLM": llama.load_seed_oss,
+    "SmolLM3ForCausalLM": llama.load_smollm3,
+    "StableLmForCausalLM": stablelm.load_stablelm,
     "Starcoder2ForCausalLM": starcoder2.load_starcoder2,
 }
 """Models of text; `model.families.FAMILIES` has the same names."""
@@ -50,6 +105,7 @@ TEXT_PREFIXES = (
     (("model.", "model.language_model."), ("lm_head.", "lm_head.")),
     (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")),
     (("model.", "model.text_model."), ("lm_head.", "lm_head.")),
+    (("model.", "model."), ("lm_head.", "lm_head.")),
 )
 """Prefixes of a vision-language model's text tensors: pairs of the text model's own prefix and theirs."""
 

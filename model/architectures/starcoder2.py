@@ -28,7 +28,7 @@ def load_starcoder2(config: ModelConfig, tensors: Tensors) -> Decoder:
 
     embedding = tensors.table("model.embed_tokens", c.vocabulary, c.hidden)
     return Decoder(
-        Embedding(embedding.weight),
+        Embedding(embedding),
         [layer(number) for number in range(c.layers)],
         tensors.layer_norm("model.norm", c.hidden, eps),
         tensors.head("lm_head", c.vocabulary, c.hidden, embedding if c.tied_embeddings else None),

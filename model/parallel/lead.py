@@ -47,8 +47,8 @@ class RankGroupAttention:
     def write(self, layer: int, keys: Tensor, values: Tensor, plan: RankGroupPlan) -> None:
         self.own.write(layer, keys, values, plan.own)
 
-    def attend(self, layer: int, queries: Tensor, plan: RankGroupPlan) -> Tensor:
-        return self.own.attend(layer, queries, plan.own)
+    def attend(self, layer: int, queries: Tensor, plan: RankGroupPlan, sinks: Tensor | None = None) -> Tensor:
+        return self.own.attend(layer, queries, plan.own, sinks)
 
     def copy(self, pages: NDArray[np.int32]) -> None:
         self._group.broadcast(FrameKind.COPY, pack_arrays(pages))

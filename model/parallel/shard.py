@@ -38,17 +38,27 @@ class Shard:
         Raises:
             ValueError: They cannot. The message names the degrees that can be.
         """
+        if config.recurrent and self.size > 1:
+            raise ValueError(
+                f"--tensor-parallel is {self.size}: a model with recurrent layers is not divided yet, use 1"
+            )
         can = [size for size in range(1, config.heads + 1) if _divides(config, size, queries, keys)]
         if self.size not in can:
             degrees = " or ".join([", ".join(map(str, can[:-1])), str(can[-1])]) if len(can) > 1 else "1"
             raise ValueError(
-                f"--tensor-parallel is {self.size}: the model has {config.heads} heads over {config.kv_heads} of keys "
+                f"--tensor-parallel is {self.size}: the model has {config.heads} heads over {_counts(config)} of keys "
                 f"and values{why}; {degrees} can be"
             )
 
     def of(self, config: ModelConfig) -> ModelConfig:
         """Returns the configuration of the rank's attention: its heads, and the KV heads that they read."""
-        return replace(config, heads=config.heads // self.size, kv_heads=max(1, config.kv_heads // self.size))
+        shapes = tuple(replace(shape, heads=self._kv_heads(shape.heads)) for shape in config.kv_shapes)
+        kv_heads = self._kv_heads(config.kv_heads)
+        return replace(config, heads=config.heads // self.size, kv_heads=kv_heads, kv_shapes=shapes)
+
+    def _kv_heads(self, heads: int) -> int:
+        """Returns how many of a layer's KV heads the rank has."""
+        return max(1, heads // self.size)
 
     def queries(self, config: ModelConfig) -> slice:
         """Returns the rank's elements among those of all query heads."""
@@ -60,7 +70,7 @@ class Shard:
 
         With more ranks than heads, several have the same.
         """
-        heads = max(1, config.kv_heads // self.size)
+        heads = self._kv_heads(config.kv_heads)
         first = self.rank * config.kv_heads // self.size
         return slice(first * config.head_dim, (first + heads) * config.head_dim)
 
@@ -96,6 +106,10 @@ class Shard:
         return [mine, _moved(mine, width)]
 
 
+def _counts(config: ModelConfig) -> str:
+    return " or ".join(map(str, sorted({shape.heads for shape in config.layer_shapes})))
+
+
 def _moved(part: slice, by: int) -> slice:
     return slice(part.start + by, part.stop + by)
 
@@ -103,7 +117,12 @@ def _moved(part: slice, by: int) -> slice:
 def _divides(config: ModelConfig, size: int, queries: int, keys: int) -> bool:
     if size == 1:
         return True  # nothing is cut
+    alike = [config.of_layer(config.kv_shapes.index(shape)) for shape in set(config.kv_shapes)] or [config]
+    return config.heads % size == 0 and all(_divides_layer(one, size, queries, keys) for one in alike)
+
+
+def _divides_layer(config: ModelConfig, size: int, queries: int, keys: int) -> bool:
+    """Whether the KV heads of a layer with this configuration can be divided, into whole multiples."""
     shared = config.kv_heads % size == 0 or size % config.kv_heads == 0
     own = Shard(0, size).of(config)
-    whole = own.heads * own.head_dim % queries == 0 and own.kv_heads * own.head_dim % keys == 0
-    return config.heads % size == 0 and shared and whole
+    return shared and own.heads * own.head_dim % queries == 0 and own.kv_heads * own.head_dim % keys == 0

@@ -1,0 +1,116 @@
+"""A recurrent layer: short convolution and gated delta rule (Yang et al., Gated Delta Networks, 2024).
+
+Computed token by token in float32, whatever the chunk, so the bits do not depend on how a prompt is cut.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.attention.backend import StateBackend
+from model.forward import ForwardBatch
+from model.layers import Product, silu
+from model.recurrent import DeltaShape
+
+L2_EPS = 1e-6  # of the norm of queries and keys
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedDeltaNet:
+    """The recurrent half of a layer, in the place of attention.
+
+    Attributes:
+        number: Index of the layer in the model.
+        shape: Heads of this rank.
+        qkvz: One product for queries, keys, values and output gates, in this order.
+        gates: One product for the write gate (beta) and the decay of each head, in this order.
+        taps: [channels, taps] float32. Weights of the convolution, the oldest token first.
+        decay: [heads] float32, above 0. Rate of the decay (exp of 'A_log').
+        bias: [heads] float32. Bias of the decay ('dt_bias').
+        norm: [value_dim] float32. Weights of the norm of each head's output.
+        eps: Epsilon of that norm.
+        output: Product after it.
+    """
+
+    number: int
+    shape: DeltaShape
+    qkvz: Product
+    gates: Product
+    taps: Tensor
+    decay: Tensor
+    bias: Tensor
+    norm: Tensor
+    eps: float
+    output: Product
+
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """Maps x [tokens, hidden] to the same shape. Writes the states of the step's sequences."""
+        s = self.shape
+        mixed = self.qkvz(x, batch).float()
+        channels, gate = mixed[:, : s.channels], mixed[:, s.channels :].view(-1, s.heads, s.value_dim)
+        write, forget = self.gates(x, batch).float().split(s.heads, 1)
+        beta = 1.0 / (1.0 + torch.exp(-write))
+        kept = torch.exp(-self.decay * softplus(forget + self.bias))
+        made = torch.empty(len(x), s.heads, s.value_dim, device=x.device)
+
+        def advance(state: Sequence[Tensor] | None, here: slice) -> list[Tensor]:
+            """Computes some tokens of one sequence. Returns the state after them."""
+            if state is None:
+                sizes = s.channels * (s.taps - 1), s.heads * s.key_dim * s.value_dim
+                state = [channels.new_zeros(size) for size in sizes]
+            window, matrix = state[0].view(-1, s.channels), state[1].view(s.heads, s.key_dim, s.value_dim)
+            convolved, window = self._convolved(channels[here], window)
+            queries, keys, values = self._heads(convolved)
+            for token in range(here.start, here.stop):
+                i = token - here.start
+                matrix = matrix * kept[token, :, None, None]
+                missed = (values[i] - (matrix * keys[i, :, :, None]).sum(1)) * beta[token, :, None]
+                matrix = matrix + keys[i, :, :, None] * missed[:, None]
+                made[token] = (matrix * queries[i, :, :, None]).sum(1)
+            return [window.flatten(), matrix.flatten()]
+
+        if not isinstance(batch.attention, StateBackend):
+            raise TypeError(f"the back end {batch.attention.name} has no states of recurrent layers")
+        batch.attention.recur(self.number, batch.plan, advance)
+        normed = F.rms_norm(made, (s.value_dim,), self.norm, self.eps) * silu(gate)
+        return self.output(normed.flatten(1).to(x.dtype), batch)
+
+    def _convolved(self, x: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
+        """Convolves the tokens of a sequence.
+
+        Args:
+            x: [tokens, channels].
+            window: [taps - 1, channels], the inputs before them.
+
+        Returns:
+            [tokens, channels], and the window after them.
+        """
+        whole = torch.cat((window, x))
+        total = whole[: len(x)] * self.taps[:, 0]
+        for tap in range(1, self.shape.taps):
+            total = total + whole[tap : tap + len(x)] * self.taps[:, tap]
+        return silu(total), whole[len(whole) - self.shape.taps + 1 :]
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Cuts channels into normalised queries and keys [tokens, heads, key_dim], and values."""
+        s = self.shape
+        queries, keys, values = x.split((s.keys, s.keys, s.values), 1)
+        shared = s.heads // s.key_heads
+        queries, keys = (
+            normalised(part.reshape(len(x), s.key_heads, s.key_dim)).repeat_interleave(shared, 1)
+            for part in (queries, keys)
+        )
+        return queries * s.key_dim**-0.5, keys, values.reshape(len(x), s.heads, s.value_dim)
+
+
+def normalised(x: Tensor) -> Tensor:
+    """Divides vectors by their length."""
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + L2_EPS)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """Computes log(1 + exp(x)), spelled out with log and exp: F.softplus treats the last elements with other code."""
+    return x.clamp(min=0) + torch.log(1.0 + torch.exp(-x.abs()))
