@@ -9,18 +9,14 @@ import torch
 from tests.support.checkpoints import write_llama
 from tests.support.engines import GROUPS
 from tests.support.ranks import close_all
+from tests.support.threads import one_thread
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny products gain nothing from threads, and threads that spin for a core that is taken cost 30 times the time.
-
-    Tests of what threads could change ask for `two_threads`.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    """Tests of what threads could change ask for `two_threads`."""
+    with one_thread():
+        yield
 
 
 @pytest.fixture(autouse=True)

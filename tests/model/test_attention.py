@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cache_manager.layout import KVLayout
+from cache_manager.layout import KVLayout, KVShape
 from model.attention.backend import AttentionBackend, StepShape
 from model.cpu.attention_backend import CpuAttention
 from model.cpu.kernels.attention import CHUNK, LISTED
@@ -30,7 +30,8 @@ LAYERS = 2
 @dataclass(frozen=True)
 class Case:
     """lengths: (tokens already in the cache, tokens of the step) of each sequence. windows: of each layer; () makes one
-    group of all layers. kernels: of the CPU, not the reference. kv: int8 or fp8; None is as dtype.
+    group of all layers. kernels: of the CPU, not the reference. kv: int8 or fp8; None is as dtype. sinks: one a head.
+    latent: elements of a key that are its value too; all heads read one key then.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -43,14 +44,24 @@ class Case:
     windows: tuple[int | None, ...] = ()
     kernels: bool = False
     kv: str | None = None
+    sinks: bool = False
+    latent: int = 0
+
+    @property
+    def kept_heads(self) -> int:
+        return 1 if self.latent else self.kv_heads
 
     @property
     def layout(self) -> KVLayout:
         groups = tuple((layer,) for layer in range(LAYERS)) if self.windows else (tuple(range(LAYERS)),)
         sizes = sizes_of(self.kv or self.dtype)
-        return KVLayout.uniform(
-            groups, self.kv_heads, self.head_dim, page_size=self.page_size, windows=self.windows, **sizes
+        made = KVLayout.uniform(
+            groups, self.kept_heads, self.head_dim, page_size=self.page_size, windows=self.windows, **sizes
         )
+        if not self.latent:
+            return made
+        shape = KVShape(1, self.head_dim, self.latent, latent=True)
+        return replace(made, groups=tuple(replace(group, shape=shape) for group in made.groups))
 
 
 class Pool:
@@ -76,8 +87,11 @@ class Pool:
             for table in self.tables:
                 table[row, :count] = shuffled[first : first + count]
                 first += count
-        self.keys, self.values = ([self._random(sum(n), case.kv_heads) for n in case.lengths] for _ in range(2))
+        self.keys, self.values = ([self._random(sum(n), case.kept_heads) for n in case.lengths] for _ in range(2))
+        if case.latent:
+            self.values = [keys[..., : case.latent] for keys in self.keys]
         self.queries = [self._random(sum(n), self.heads) for n in case.lengths]
+        self.sinks = torch.linspace(-2.0, 4.0, self.heads) if case.sinks else None
         self.bidirectional: dict[int, int] = {}
 
     def _backend(self, layout: KVLayout, pages: int) -> AttentionBackend:
@@ -98,6 +112,7 @@ class Pool:
         kind = EIGHT_BIT[self.case.kv]
         made = [(numbers.view(kind), scale) for numbers, scale in (to_eight_bit(p, kind) for p in (keys, values))]
         keys, values = (numbers.double() * scale for numbers, scale in made)
+        values = keys[..., : self.case.latent] if self.case.latent else values
         return keys.numpy(), values.numpy()
 
     def shape(self, slices: list[tuple[int, int, int]]) -> StepShape:
@@ -139,19 +154,25 @@ class Pool:
 
         plan = self.attention.plan(self.shape(slices))
         self.attention.write(layer, pick(self.keys), pick(self.values), plan)
-        mixed = self.attention.attend(layer, pick(self.queries), plan)
+        mixed = self.attention.attend(layer, pick(self.queries), plan, self.sinks)
         assert mixed.dtype == self.dtype
         return list(mixed.split([count for _, _, count in slices]))
 
 
 def plain_attention(
-    queries: Floats, keys: Floats, values: Floats, start: int, window: int | None = None, whole: int = 0
+    queries: Floats,
+    keys: Floats,
+    values: Floats,
+    start: int,
+    window: int | None = None,
+    whole: int = 0,
+    sinks: Tensor | None = None,
 ) -> Floats:
     """[tokens, heads, head_dim]: query i stands at position start + i and sees keys up to its own, `window` of them;
     one of the first `whole` sees all of these.
     """
     group = queries.shape[1] // keys.shape[1]
-    mixed = np.empty_like(queries)
+    mixed = np.empty((*queries.shape[:2], values.shape[-1]))
     for i, query in enumerate(queries):
         end = start + i + 1
         first = max(0, end - window) if window else 0
@@ -160,8 +181,10 @@ def plain_attention(
         for head, vector in enumerate(query):
             seen = keys[first:end, head // group], values[first:end, head // group]
             scores = seen[0] @ vector / np.sqrt(len(vector))
-            weights = np.exp(scores - scores.max())
-            mixed[i, head] = weights @ seen[1] / weights.sum()
+            sink = -np.inf if sinks is None else float(sinks[head])
+            highest = max(scores.max(), sink)
+            weights = np.exp(scores - highest)
+            mixed[i, head] = weights @ seen[1] / (weights.sum() + np.exp(sink - highest))
     return mixed
 
 
@@ -174,6 +197,7 @@ def cases_of(
     dtypes: list[str],
     long: list[int],
     kvs: list[str | None],
+    latents: list[int],
 ) -> st.SearchStrategy[Case]:
     """long: tokens that may be in the cache beside the usual numbers."""
     before = st.sampled_from([0, 0, 1, 15, 16, 40, 127, 128, 200, *long])
@@ -191,24 +215,29 @@ def cases_of(
         windows=st.sampled_from([(), (), (None, 5), (130, 33), (1, 1), (129, None), (16, 128)]),
         kernels=st.just(kernels),
         kv=st.sampled_from(kvs),
-    )
+        sinks=st.booleans(),
+        latent=st.just(0) | st.sampled_from(latents),
+    ).filter(lambda case: case.latent <= case.head_dim)
 
 
 FEW = (
-    {"group": 3, "kv_heads": 1, "head_dim": 16, "dtype": "float32", "kv": None},
-    {"group": 3, "kv_heads": 3, "head_dim": 48, "dtype": "float32", "kv": None},
-    {"group": 3, "kv_heads": 2, "head_dim": 48, "dtype": "bfloat16", "kv": "fp8"},
-    {"group": 3, "kv_heads": 2, "head_dim": 48, "dtype": "float32", "kv": "int8"},
-    {"group": 1, "kv_heads": 2, "head_dim": 16, "dtype": "bfloat16", "kv": None},
-    {"group": 1, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": "int8"},
-    {"group": 20, "kv_heads": 3, "head_dim": 16, "dtype": "float32", "kv": "fp8"},
-    {"group": 20, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": None},
+    {"group": 3, "kv_heads": 1, "head_dim": 16, "dtype": "float32", "kv": None, "sinks": False},
+    {"group": 3, "kv_heads": 3, "head_dim": 48, "dtype": "float32", "kv": None, "sinks": True},
+    {"group": 3, "kv_heads": 2, "head_dim": 48, "dtype": "bfloat16", "kv": "fp8", "sinks": True},
+    {"group": 3, "kv_heads": 2, "head_dim": 48, "dtype": "float32", "kv": "int8", "sinks": False},
+    {"group": 1, "kv_heads": 2, "head_dim": 16, "dtype": "bfloat16", "kv": None, "sinks": False},
+    {"group": 1, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": "int8", "sinks": False},
+    {"group": 20, "kv_heads": 3, "head_dim": 16, "dtype": "float32", "kv": "fp8", "sinks": True},
+    {"group": 20, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": None, "sinks": False},
+    {"group": 20, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": None, "sinks": False, "latent": 32},
+    {"group": 3, "kv_heads": 1, "head_dim": 48, "dtype": "float32", "kv": None, "sinks": False, "latent": 16},
+    {"group": 3, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": "fp8", "sinks": False, "latent": 32},
 )
 """Shapes of kernels in a quick run: each takes a second to compile, longer than all that is computed with it."""
 
 
 def few_shapes(case: Case, shape: dict[str, Any]) -> Case:
-    return replace(case, **shape) if is_quick() else case
+    return replace(case, **{"latent": 0} | shape) if is_quick() else case
 
 
 cases = cases_of(
@@ -219,6 +248,7 @@ cases = cases_of(
     dtypes=["float32", "bfloat16", "float16"],
     long=[],
     kvs=[None, "int8"],
+    latents=[2, 6, 20],
 ) | st.builds(
     few_shapes,
     cases_of(
@@ -229,6 +259,7 @@ cases = cases_of(
         dtypes=["float32", "bfloat16"],
         long=[511, 512, 600],
         kvs=[None, None, "int8", "fp8"],
+        latents=[16, 32],
     ),
     st.sampled_from(FEW),
 )
@@ -238,7 +269,7 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 3e-3}
 @settings(max_examples=examples(40), deadline=None)
 @given(case=cases)
 @example(Case(((0, 300), (255, 1), (127, 2)), group=3, page_size=7))
-@example(Case(((0, 1),), group=1, kv_heads=1, page_size=1))
+@example(Case(((0, 1),), group=1, kv_heads=1, page_size=1, sinks=True))
 @example(Case(((128, 128), (0, 129)), group=8, page_size=16))
 @example(Case(((600, 1), (1500, 1), (530, 30)), group=3, kv_heads=1, head_dim=16, kernels=True))
 @example(Case(((1500, 1),), group=3, kv_heads=3, head_dim=48, page_size=64, windows=(700, None), kernels=True))
@@ -247,6 +278,11 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 3e-3}
     Case(((600, 1), (530, 30)), group=3, head_dim=48, windows=(33, None), dtype="bfloat16", kernels=True, kv="fp8")
 )
 @example(Case(((600, 1), (530, 30)), group=3, head_dim=48, page_size=7, windows=(33, None), kernels=True, kv="int8"))
+@example(Case(((600, 1), (530, 30)), group=16, kv_heads=1, head_dim=576, latent=512, kernels=True))
+@example(Case(((600, 1), (530, 30)), group=16, head_dim=576, latent=512, dtype="bfloat16", kernels=True))
+@example(Case(((600, 1), (130, 30)), group=20, kv_heads=1, head_dim=576, latent=512, page_size=7, kernels=True))
+@example(Case(((600, 1), (530, 30)), group=4, kv_heads=1, head_dim=256, dtype="bfloat16", kernels=True))
+@example(Case(((600, 1), (530, 30)), group=4, kv_heads=1, head_dim=256, kernels=True, kv="int8"))
 def test_equals_plain_attention(case: Case) -> None:
     pool = Pool(case)
     for layer in range(LAYERS):
@@ -263,6 +299,7 @@ def test_equals_plain_attention(case: Case) -> None:
                 *pool.stored(i),
                 before,
                 case.windows[layer] if case.windows else None,
+                sinks=pool.sinks,
             )
             np.testing.assert_allclose(output.double().numpy(), expected, atol=TOLERANCE[case.dtype], rtol=0)
 
@@ -293,6 +330,7 @@ def test_tokens_that_see_each_other_in_both_directions(case: Case, data: st.Data
             0,
             case.windows[layer] if case.windows else None,
             whole,
+            pool.sinks,
         )
         found = torch.cat([outputs[0], *rest]).double().numpy()
         np.testing.assert_allclose(found, expected, atol=TOLERANCE[case.dtype], rtol=0)
@@ -327,7 +365,16 @@ def test_bits_do_not_depend_on_batch_chunks_or_pages(case: Case, data: st.DataOb
     assert torch.equal(torch.cat(pieces).view(torch.uint8), expected.contiguous().view(torch.uint8))
 
 
-@pytest.mark.parametrize("change", [{}, {"dtype": "bfloat16"}, {"kv": "int8", "page_size": 32}, {"page_size": 7}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"dtype": "bfloat16"},
+        {"kv": "int8", "page_size": 32},
+        {"page_size": 7, "sinks": True},
+        {"head_dim": 32, "latent": 16},
+    ],
+)
 @pytest.mark.parametrize("group", [1, 3, 8])
 def test_bits_do_not_depend_on_what_is_shared(
     group: int, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -337,7 +384,7 @@ def test_bits_do_not_depend_on_what_is_shared(
     """
     chunk = CHUNK * BLOCK
     lengths = ((2 * chunk + 40, 1), (2 * chunk + 3, 1), *((chunk + 9 + i, 1) for i in range(30)), (2 * chunk + 40, 1))
-    case = Case((*lengths, (30, 1), (3, 20)), group, 2, 16, kernels=True, **change)
+    case = Case((*lengths, (30, 1), (3, 20)), group, 2, **{"head_dim": 16, "kernels": True} | change)
     alone, together = Pool(case), Pool(case)
     together.share(chunk + 5, len(lengths) - 1)
     together.share(2 * chunk, 2)
@@ -477,6 +524,7 @@ def test_copy_copies_exactly_the_given_pages(page_size: int, dtype: str) -> None
 @pytest.mark.parametrize(
     "case",
     [Case((), 2, page_size=4), Case((), 3, head_dim=16, kernels=True)]
+    + [Case((), 3, head_dim=32, latent=16, kernels=True, page_size=size) for size in (7, 16)]
     + [Case((), 3, head_dim=16, kernels=True, kv=kv, page_size=size) for kv in EIGHT_BIT for size in (7, 16)],
 )
 @pytest.mark.parametrize("parts", ["keys", "values", "both"])

@@ -49,7 +49,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 @pytest.mark.parametrize(
     ("rope", "why"),
     [
-        ({"type": "dynamic", "factor": 2.0}, "'dynamic' is not supported"),  # keys would have to turn again
+        ({"type": "stretched", "factor": 2.0}, "'stretched' is not supported"),
+        ({"type": "dynamic"}, "'factor' is missing"),
         ({"type": "linear"}, "'factor' is missing"),
         ({"type": "linear", "factor": 0}, "'factor' is 0"),
         (LLAMA3, "'original_max_position_embeddings' is missing"),

@@ -146,7 +146,7 @@ class Dense:
     def write(self, layer: int, keys: Tensor, values: Tensor, _plan: Any) -> None:
         self._kv[layer] = keys, values
 
-    def attend(self, layer: int, queries: Tensor, _plan: Any) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, _plan: Any, _sinks: None = None) -> Tensor:
         shared = queries.shape[1] // self._kv[layer][0].shape[1]
         keys, values = (part.repeat_interleave(shared, 1).transpose(0, 1) for part in self._kv[layer])
         scores = queries.transpose(0, 1) @ keys.transpose(1, 2) * self._config.scale
@@ -249,8 +249,9 @@ def test_pages_move_to_an_engine_of_another_back_end(directory: Path, prompts: l
             assert not page[used:].any()
 
 
+SEVERAL_SHAPES = [*SHAPES[1:3], KVShape(2, 32, 32), KVShape(1, 16, 16), KVShape(1, 48, 32, latent=True)]
 GROUPS = st.lists(
-    st.tuples(st.integers(1, 3), st.sampled_from([*SHAPES[1:3], KVShape(2, 32, 32), KVShape(1, 16, 16)])),
+    st.tuples(st.integers(1, 3), st.sampled_from(SEVERAL_SHAPES)),
     min_size=2,
     max_size=3,
 )
@@ -294,6 +295,7 @@ def test_both_back_ends_keep_the_same_pages(
         for layer in group.layers:
             size = (len(tokens), group.shape.heads, group.shape.key_dim)
             keys, values = (torch.from_numpy(random.normal(size=size)).float() for _ in range(2))
+            values = keys[..., : group.shape.value_dim] if group.shape.latent else values
             for attention in both:
                 attention.write(layer, keys, values, attention.plan(shape))
     kernels, reference = both
@@ -308,17 +310,44 @@ def test_both_back_ends_keep_the_same_pages(
     assert torch.equal(exported(kernels, owned[-1], len(kept) - 1), exported(reference, owned[-1], len(kept) - 1))
 
 
-def test_keys_and_values_may_differ_in_size() -> None:
-    layout = KVLayout((LayerGroup((0, 1), KVShape(2, 8, 3)), LayerGroup((2,), KVShape(1, 24, 0))), 4, 5)
-    pool = RowPool(layout, 4, "float32", CPU)
-    slots = np.array([12, 3, 19, 0])
-    for layer in range(3):
-        group = layout.groups[pool.group_of(layer)].shape
-        keys = torch.randn((4, group.heads, group.key_dim))
-        values = torch.randn((4, group.heads, group.value_dim))
-        places = pool.places(pool.group_of(layer), slots if layer < 2 else slots[:1] + 1)
-        count = len(places)
-        pool.write(layer, places, keys[:count], values[:count])
-        found = pool.read(layer, places)
-        assert torch.equal(found[0], keys[:count].transpose(0, 1))
-        assert torch.equal(found[1], values[:count].transpose(0, 1))
+UNLIKE = (
+    LayerGroup((0, 1), KVShape(2, 8, 3)),
+    LayerGroup((2,), KVShape(1, 24, 5)),
+    LayerGroup((3, 4), KVShape(1, 24, 16, latent=True)),
+)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8", "fp8"])
+def test_keys_and_values_may_differ_in_size(kv_dtype: str) -> None:
+    """Or the value may be part of the key: then it is not kept."""
+    layout = KVLayout(UNLIKE, page_size=4, **sizes_of(kv_dtype))
+    one, other = (ReferenceAttention(layout, 5, 2, kv_dtype, CPU) for _ in range(2))
+    pool = RowPool(layout, 5, kv_dtype, CPU)
+    slots = np.array([12, 3, 17, 0])
+    near = {"float32": 0.0, "int8": 1 / 127, "fp8": 1 / 16}[kv_dtype]  # of a row's largest element
+    for number, group in enumerate(layout.groups):
+        for layer in group.layers:
+            keys = torch.randn((4, group.shape.heads, group.shape.key_dim))
+            values = torch.randn((4, group.shape.heads, group.shape.value_dim))
+            values = keys[..., : group.shape.value_dim] if group.shape.latent else values
+            places = pool.places(number, slots)
+            pool.write(layer, places, keys, values)
+            for found, written in zip(pool.read(layer, places), (keys, values), strict=True):
+                assert torch.allclose(found, written.transpose(0, 1), rtol=0, atol=near * 4)
+                assert near or torch.equal(found, written.transpose(0, 1))
+            step = StepShape(
+                np.array([[0, 0, 4]], np.int32), np.arange(4), np.tile(slots, (3, 1)),
+                np.zeros((3, 1, 5), np.int32), np.zeros(1, np.int64),
+            )  # fmt: skip
+            one.write(layer, keys, values, one.plan(step))
+        content = exported(one, [3, 0, 4], number)
+        imported(other, [1, 2, 3], content, number)
+        assert content.any()
+        assert torch.equal(exported(other, [1, 2, 3], number), content)
+
+
+def test_a_latent_is_kept_once() -> None:
+    layout = KVLayout((LayerGroup((0,), KVShape(1, 576, 512, latent=True)),), page_size=4, **sizes_of("bfloat16"))
+    assert layout.layer_bytes(0) == 2 * 576
+    eight_bit = KVLayout(layout.groups, page_size=4, **sizes_of("int8"))
+    assert eight_bit.layer_bytes(0) == 576 + KV_BYTES["int8"][1]

@@ -1,11 +1,18 @@
-"""The number of pages that a pool gets."""
+"""Memory: what malloc keeps goes back, and the number of pages that a pool gets."""
+
+import ctypes
+from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_manager.layout import KVLayout
-from model.memory import free_bytes, free_host_bytes, pool_pages
+from model.loading import load_computer
+from model.memory import free_bytes, free_host_bytes, pool_pages, return_freed_memory
+from model.parallel.collective import ONE_RANK
+from model.settings import ModelSettings
 
 layouts = st.builds(
     lambda groups, layers, heads, dim, size, page: KVLayout.uniform(
@@ -49,3 +56,47 @@ def test_host_memory_is_what_is_really_there() -> None:
     assert 0 < fraction < 1
     assert 2**20 < free < 2**50
     assert 2**20 < free_host_bytes() < 2**50
+
+
+BLOCK, BLOCKS = 2**16, 2000  # bytes, so few that malloc takes them from its heap
+
+keeps_freed_memory = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc's malloc keeps freed memory and returns it"
+)
+
+
+def private_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def freed_between_blocks_that_stay() -> list[torch.Tensor]:
+    """Frees seven of eight blocks. Returns the others, between which malloc keeps the memory of those."""
+    blocks = [torch.ones(BLOCK, dtype=torch.uint8) for _ in range(BLOCKS)]
+    return blocks[::8]
+
+
+@keeps_freed_memory
+def test_freed_memory_is_returned() -> None:
+    stay = freed_between_blocks_that_stay()
+    before = private_bytes()
+    return_freed_memory()
+    assert private_bytes() < before - BLOCK * BLOCKS // 2
+    assert all(block.all() for block in stay)
+
+
+@keeps_freed_memory
+def test_loading_returns_freed_memory(tiny: Path) -> None:
+    settings = ModelSettings(str(tiny), device="cpu", backend="reference", kv_cache_memory=2**20)
+    load_computer(tiny, settings, 1, False, 1, ONE_RANK)  # imports
+    stay = freed_between_blocks_that_stay()
+    before = private_bytes()
+    computer = load_computer(tiny, settings, 1, False, 1, ONE_RANK)
+    assert private_bytes() < before - BLOCK * BLOCKS // 2
+    assert computer.pages
+    assert all(block.all() for block in stay)
+
+
+def test_nothing_happens_with_another_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model.memory.ctypes.CDLL", lambda _: object())
+    return_freed_memory()

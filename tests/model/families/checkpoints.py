@@ -6,11 +6,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma4TextConfig, Mistral4Config, Mistral4ForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from tests.model.families.cases import CONTEXT, Case
 from tests.support.checkpoints import byte_tokenizer
+
+BY_CLASS = {Mistral4Config.model_type: Mistral4ForCausalLM.__name__}
+"""Models that transformers has, but not among those that it finds by their configuration."""
+# It passes over a class of its own unless it may exist.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 VOCABULARY = 320
 EPSILON = 0.02  # of norms: large enough that the key cannot be left unread
@@ -33,7 +38,8 @@ SMALL = {
     "pad_token_id": None,
 }
 SPREAD = 1.6  # of what a linear makes of an input with variance 1
-UNGATED = re.compile(r"(fc2|mlp\.c_proj|dense_4h_to_h)\.weight$")
+ADDS_ONE = ("Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm", "Qwen3NextRMSNorm")
+UNGATED = re.compile(r"(fc2|fc_out|mlp\.c_proj|dense_4h_to_h)\.weight$")
 NUMBERED = re.compile(r"\.\d+\.")
 
 
@@ -50,6 +56,11 @@ def write(case: Case, directory: Path, shards: bool = False) -> Path:
                 if id(parameter) not in drawn:
                     _draw(case, module, f"{name}.{part}", parameter)
                 drawn.add(id(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # about as far apart as scores
+                buffer.normal_(0.0, 0.2)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     model.save_pretrained(directory, max_shard_size="60KB" if shards else "5GB")
     byte_tokenizer().save(str(directory / "tokenizer.json"))
     return directory
@@ -58,12 +69,19 @@ def write(case: Case, directory: Path, shards: bool = False) -> Path:
 def _draw(case: Case, module: nn.Module, name: str, parameter: Tensor) -> None:
     """Norms, which transformers makes 1 (Gemma's 0, as it adds 1), and biases, which it makes 0, are random too."""
     last = NUMBERED.search(name) is None  # belongs to no layer
-    if name.endswith(".bias"):
+    if name.endswith("e_score_correction_bias"):  # as far apart as scores
+        parameter.normal_(0.0, 0.1)
+    elif name.endswith(".bias"):
         parameter.normal_(0.0, 0.25)
+    elif name.endswith(".A_log"):  # a state that forgets slowly, else what it keeps would not show
+        parameter.uniform_(-5.0, -1.0)
     elif parameter.ndim == 1:
         parameter.uniform_(0.5, 1.5).mul_(case.gain if last else 1.0)
-        if case.kind.__name__.startswith("Gemma"):
+        adds_one = case.kind.__name__.startswith("Gemma") and case.kind is not Gemma4TextConfig
+        if adds_one or type(module).__name__ in ADDS_ONE:
             parameter.sub_(1.0)
+    elif "per_layer" in name and isinstance(module, nn.Embedding):  # times 4, as large as the projection beside it
+        parameter.normal_(0.0, 0.25)
     elif isinstance(module, nn.Embedding):
         scale = float(getattr(module, "scalar_embed_scale", 1.0))  # Gemma's, the root of the width
         words = module.num_embeddings == VOCABULARY

@@ -5,9 +5,15 @@ from typing import Any
 Values = dict[str, Any]
 
 TRAP = 16  # a window that 'use_sliding_window' switches off, small enough to show if it is taken for one
-TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "opt", "falcon", "starcoder2")
+TIED_BY_DEFAULT = (
+    *("gemma", "gemma2", "gemma3_text", "gpt2", "opt", "falcon", "starcoder2", "smollm3"),
+    *("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "gemma4_text"),
+)
 WITHOUT_HEAD_DIM = ("llama", "mistral", "mixtral")  # unless it is another than width over heads
 WITH_CODE = ("phi3", "falcon")  # their first checkpoints came with code, which no model needs any more
+BIASED = ("gpt_neox", "seed_oss", "gpt_oss", "glm4")  # where attention has biases unless the config says otherwise
+HALF_ROTATED = ("glm4", "glm4_moe")  # unless the config says otherwise
+SPELLED_ANEW = ("gemma3_text", "olmo3", "gpt_oss")  # say 'rope_type' in 'rope_scaling', not 'type'
 UNSAID = {  # what configs did not say when it was so
     "mlp_bias": False,
     "add_cross_attention": False,
@@ -38,28 +44,33 @@ def classic(values: Values) -> Values:
     if kind in WITHOUT_HEAD_DIM and old["head_dim"] in (None, old["hidden_size"] // old["num_attention_heads"]):
         del old["head_dim"]
     _rope(kind, old)
-    if old.get("attention_bias") is False and kind != "gpt_neox":
+    if old.get("attention_bias") is False and kind not in BIASED:
         del old["attention_bias"]
     REST.get(kind, lambda _: None)(old)
     return old
 
 
 def _rope(kind: str, old: Values) -> None:
+    if kind == "gemma4_text":
+        return  # it has no older form
     ropes = old.pop("rope_parameters", None)
     if ropes is None:
         return
-    if kind == "gemma3_text":
-        old["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+    if "full_attention" in ropes:
+        if kind == "gemma3_text":
+            old["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
         ropes = ropes["full_attention"]
     rest = dict(ropes)
     theta, part, name = rest.pop("rope_theta"), rest.pop("partial_rotary_factor", None), rest.pop("rope_type")
-    spelled = "rope_type" if name == "llama3" or kind == "gemma3_text" else "type"
+    spelled = "rope_type" if name == "llama3" or kind in SPELLED_ANEW else "type"
     old["rope_scaling"] = None if name == "default" else {spelled: name, **rest}
     if kind == "gpt_neox":
         old |= {"rotary_emb_base": theta, "rotary_pct": part}
         return
     old["rope_theta"] = theta
-    if part is not None and part != 1.0:
+    if kind == "minimax_m2":
+        old["rotary_dim"] = int(old["head_dim"] * (part or 1.0))
+    elif part is not None and (part != 1.0 or kind in HALF_ROTATED):
         old["partial_rotary_factor"] = part
 
 
@@ -70,6 +81,12 @@ def _qwen(old: Values) -> None:
         old["sliding_window"] = TRAP
     if "num_local_experts" in old:
         old["num_experts"] = old.pop("num_local_experts")
+
+
+def _qwen2_moe(old: Values) -> None:
+    del old["layer_types"]
+    if not old["use_sliding_window"]:
+        old["sliding_window"] = TRAP
 
 
 def _gemma(old: Values) -> None:
@@ -87,10 +104,21 @@ def _gemma3(old: Values) -> None:
     old |= {"sliding_window_pattern": old.pop("_sliding_window_pattern"), "cache_implementation": "hybrid"}
 
 
+def _gemma4(old: Values) -> None:
+    """Layers without a window differ by keys of their own."""
+    full = next(iter(old.pop("per_layer_config").values()))
+    old |= {"global_head_dim": full["head_dim"], "num_global_key_value_heads": full.get("num_key_value_heads")}
+
+
 def _gpt2(old: Values) -> None:
     if old["n_inner"] is None:
         del old["n_inner"]
     old |= {"n_ctx": old["n_positions"], "task_specific_params": {"text-generation": {"do_sample": True}}}
+
+
+def _gpt_oss(old: Values) -> None:
+    del old["swiglu_alpha"]
+    old |= {"experts_per_token": old["num_experts_per_tok"], "initial_context_length": 4096}
 
 
 def _opt(old: Values) -> None:
@@ -116,12 +144,15 @@ def _falcon(old: Values) -> None:
 
 REST = {
     "qwen2": _qwen,
+    "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen,
     "qwen3_moe": _qwen,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "gemma4_text": _gemma4,
     "gpt2": _gpt2,
+    "gpt_oss": _gpt_oss,
     "opt": _opt,
     "phi": _phi,
     "falcon": _falcon,

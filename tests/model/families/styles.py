@@ -45,7 +45,7 @@ def with_buffers(tensors: Tensors) -> Tensors:
     extra: Tensors = {}
     mask = torch.ones(1, 1, CONTEXT, CONTEXT).tril()
     for name in tensors:
-        if match := re.match(r"((?:transformer\.)?h\.\d+\.attn)\.c_attn\.weight", name):
+        if match := re.match(r"((?:transformer\.)?h\.\d+\.attn)\.(?:c_attn|k_proj)\.weight", name):
             extra |= {f"{match[1]}.bias": mask, f"{match[1]}.masked_bias": torch.tensor(-1e4)}
         elif match := re.match(r"(gpt_neox\.layers\.\d+\.attention)\.dense\.weight", name):
             extra |= {f"{match[1]}.bias": mask.bool(), f"{match[1]}.masked_bias": torch.tensor(-1e9)}
@@ -73,6 +73,13 @@ def fused_experts(tensors: Tensors) -> Tensors:
         fused[f"{layer}.mlp.experts.gate_up_proj"] = torch.stack(both)
         fused[f"{layer}.mlp.experts.down_proj"] = torch.stack([experts["down", n] for n in numbers])
     return fused
+
+
+def granite_in_transformers_5(tensors: Tensors) -> Tensors:
+    """Experts of Granite MoE by the names that transformers 5 has for them, and does not write."""
+    for old, new in (("input_linear.weight", "experts.gate_up_proj"), ("output_linear.weight", "experts.down_proj")):
+        tensors = renamed(re.escape(old), new)(tensors)
+    return renamed(r"router\.layer\.", "router.")(tensors)
 
 
 def su(values: Values) -> Values:
@@ -128,8 +135,15 @@ STYLES = (
         "llama-tied qwen2-window gemma gemma2 gemma3 gpt2 opt opt-post-norm phi3-partial starcoder2 falcon falcon-new",
         with_head,
     ),
-    _tensors("buffers", "masks and frequencies of old checkpoints", "llama gpt2 gpt-neox", with_buffers),
-    _tensors("fused", "one tensor for all experts of a layer", "mixtral qwen3-moe qwen3-moe-mixed", fused_experts),
+    _tensors("buffers", "masks and frequencies of old checkpoints", "llama gpt2 gpt-neox gptj", with_buffers),
+    _tensors("fused", "one tensor for all experts of a layer", "mixtral qwen2-moe qwen3-moe qwen3-moe-mixed minimax-m2",
+             fused_experts),
+    _tensors("fused", "one tensor for all experts of a layer", "ernie4.5-moe",
+             lambda tensors: renamed(r"\.moe_statics\.", ".gate.moe_statics.")(fused_experts(tensors))),
+    _tensors("renamed", "experts as transformers 5 names them", "granite-moe",
+             granite_in_transformers_5),
+    _tensors("fused", "one tensor for all experts of a layer", "phimoe",
+             lambda tensors: renamed(r"\.gate\.weight$", ".router.weight")(fused_experts(tensors))),
     _tensors("bare", "names without the outer module's", "gpt2", renamed(r"^transformer\.", "")),
     _tensors("bare", "names without the outer module's", "opt opt-post-norm",
              renamed(r"^model\.decoder\.", "decoder.")),

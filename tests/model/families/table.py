@@ -5,6 +5,7 @@ from pathlib import Path
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.model.families.cases import CASES, Case
+from tests.model.families.checkpoints import BY_CLASS
 from tests.model.families.faults import FAULTS
 from tests.model.families.prompts import LENGTHS
 from tests.model.families.reference import NEW, TOP
@@ -36,7 +37,7 @@ architecture ends the start, with the nearest of these names. For each:
 
 
 def architecture(case: Case) -> str:
-    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[case.kind.model_type])
+    return str((MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | BY_CLASS)[case.kind.model_type])
 
 
 def render() -> str:

@@ -1,27 +1,30 @@
 """Law: every family gives the ids and log-probabilities that transformers gives, and no schedule changes a bit."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from model.config import read_config
+from model.cpu.decoder import CompiledDecoder
 from scheduler.settings import SchedulerSettings
 from tests.model.families.cases import CASES, Case
 from tests.model.families.conftest import Shelf
-from tests.model.families.parity import Answer, compare
+from tests.model.families.parity import Answer, ask, compare
 from tests.model.families.prompts import ALIKE, FEW, PROMPTS
 from tests.model.families.reference import NEW
 from tests.model.test_parity import BOTH, CHUNKED, PIPELINED, Schedule, bits_of, tokens_of
 from tests.support.engines import Rig, make_request, make_rig
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
-FIRST = {case.family: case for case in reversed(CASES)}  # of each family
-each_family = pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[] if FIRST[case.family] is case else [pytest.mark.slow]) for case in CASES],
-    ids=str,
+KINDS = {
+    "llama", "gpt2", "gemma2", "phi", "opt-post-norm", "olmo2", "qwen3-moe", "qwen3.5", "gpt-oss", "deepseek-v3",
+}  # fmt: skip
+"""Cases of which each has a shape of layers, of attention, of states or of experts that no other has."""
+each_kind = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case.name in KINDS else [pytest.mark.slow]) for case in CASES], ids=str
 )
-"""The others are slow: each of them is compared with transformers, and preempted, in any run."""
+"""The other cases are slow: they are put together from the same parts, and compared with transformers in any run."""
 SOME = 24  # tokens of an output that schedules go on to
 LONGEST = max(map(len, PROMPTS)) + SOME
 FEW_PROMPTS = [PROMPTS[i] for i in FEW]
@@ -36,12 +39,36 @@ def same(rig: Rig, places: dict[int, int], together: Answer) -> None:
         assert rig.logits_of(attempt) == {position: expected[position] for position in range(SOME)}
 
 
+def test_kinds_are_cases() -> None:
+    assert {case.name for case in CASES} >= KINDS
+
+
 @each_case
 def test_tokens_and_logprobs_are_those_of_transformers(case: Case, shelf: Shelf) -> None:
     compare(shelf.answer(case), shelf.reference(case))
 
 
-@each_family
+WHY_NOT = "a head has 2[04] elements|a recurrent layer has 120 channels|the plain part of its attention has 24"
+
+
+@each_case
+def test_kernels_compute_all_of_it(case: Case, shelf: Shelf) -> None:
+    """Only widths keep a model from the CPU's kernels, none of its parts does."""
+    try:
+        rig = make_rig(shelf.checkpoint(case), backend="cpu")
+    except ValueError as error:
+        assert re.search(WHY_NOT, str(error))  # noqa: PT017
+    else:
+        assert type(rig.loaded.runner.model) is CompiledDecoder
+
+
+@pytest.mark.slow
+@each_case
+def test_layer_by_layer_it_is_the_same(case: Case, shelf: Shelf) -> None:
+    compare(ask(shelf.checkpoint(case), FEW, backend="reference"), shelf.reference(case))
+
+
+@each_kind
 def test_alone_is_as_in_a_batch(case: Case, shelf: Shelf) -> None:
     rig = make_rig(shelf.checkpoint(case), record_logits=True, prefix_cache=False)
     places = (FEW[0], FEW[2], FEW[-2], FEW[-1])
@@ -57,13 +84,13 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
-@each_family
+@each_kind
 def test_no_schedule_changes_a_bit(case: Case, shelf: Shelf, schedule: Schedule) -> None:
     rig = schedule.run(shelf.checkpoint(case), FEW_PROMPTS, SOME)
     same(rig, dict(enumerate(FEW)), shelf.answer(case))
 
 
-@each_family
+@each_kind
 def test_each_prompt_twice_at_once(case: Case, shelf: Shelf) -> None:
     rig = Schedule("doubled", scheduling=BOTH).run(shelf.checkpoint(case), FEW_PROMPTS * 2, SOME)
     same(rig, dict(enumerate(FEW * 2)), shelf.answer(case))
@@ -73,18 +100,21 @@ def tight(directory: Path, page_size: int) -> int:
     """Tokens of a pool in which the longest has room and little else."""
     layout = read_config(directory).kv_layout(page_size, "float32")
     pages = layout.pages_for(LONGEST, NARROW.ahead) + 1
+    if layout.recurrent:  # with pages for a state more, another sequence begins
+        return layout.tokens_in(pages + 2 * layout.states.pages)
     return -(-pages // len(layout.groups)) * page_size
 
 
-@each_case
+@each_kind
 def test_preemptions_change_no_bit(case: Case, shelf: Shelf) -> None:
     directory = shelf.checkpoint(case)
-    schedule = Schedule("preempted", 7, tight(directory, 7), NARROW, preempts=1)
+    size = 1 if read_config(directory).recurrent else 7  # a state takes many pages: larger ones are never short
+    schedule = Schedule("preempted", size, tight(directory, size), NARROW, preempts=1)
     rig = schedule.run(directory, FEW_PROMPTS, SOME)
     same(rig, dict(enumerate(FEW)), shelf.answer(case))
 
 
-@each_family
+@each_kind
 def test_a_shared_beginning_is_not_computed_again(case: Case, shelf: Shelf) -> None:
     """Prompts that start alike: one, and when it is done some more at once."""
     rig = make_rig(shelf.checkpoint(case), 4, 2048, NARROW, record_logits=True)
@@ -95,7 +125,7 @@ def test_a_shared_beginning_is_not_computed_again(case: Case, shelf: Shelf) -> N
     same(rig, {place: place for place in (first, *others)}, shelf.answer(case))
 
 
-@each_family
+@each_kind
 def test_half_precision_has_the_same_bits_under_any_schedule(case: Case, shelf: Shelf) -> None:
     prompts, directory = FEW_PROMPTS[::2] + FEW_PROMPTS[-1:], shelf.checkpoint(case)
     one = Schedule("together").run(directory, prompts, 8, "bfloat16")

@@ -17,7 +17,10 @@ PLACES = (FEW[3], FEW[5], FEW[-1])
 UNSEEN = {  # a constant that is added to all keys adds the same to all scores, where positions turn nothing
     "opt": r"k_proj\.bias",
     "opt-post-norm": r"k_proj\.bias",
+    "smollm3-window": r"layers\.[13]\.self_attn\.k_proj\.bias",
+    "cohere2-mixed": r"layers\.[02]\.self_attn\.k_proj\.bias",
 }
+FEWEST = {"cohere": 4, "cohere2": 5}  # norms and biases: one norm a layer, and the last
 
 
 pytestmark = pytest.mark.slow
@@ -50,4 +53,4 @@ def test_every_norm_and_bias_matters(case: Case, shelf: Shelf) -> None:
         parameter.data.copy_(kept)
         assert (wrong - right).abs().max() > 5 * NEAR, name
         found += 1
-    assert found > 6, "norms and biases have other names than this test knows"
+    assert found >= FEWEST.get(case.name, 7), "norms and biases have other names than this test knows"

@@ -18,9 +18,17 @@ OPTIONAL = (
     *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
     *("hidden_act", "hidden_activation", "activation_function", "activation"),
     *("rope_parameters", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
-    *("num_experts_per_tok", "norm_topk_prob", "use_parallel_residual", "parallel_attn"),
+    *("routed_scaling_factor", "rope_interleave", "num_experts_per_tok", "norm_topk_prob"),
+    *("moe_norm_min", "router_jitter_noise"),
+    *("use_parallel_residual", "parallel_attn"),
     *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "_sliding_window_pattern"),
+    *("sliding_window_pattern", "logit_scale", "no_rope_layers"),
+    *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
     *("dtype", "bos_token_id", "eos_token_id", "use_cache", "initializer_range"),
+)
+MANY_EXPERTS = (
+    *("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2", "mistral4"),
 )
 PLACES = (FEW[1], FEW[5], FEW[-1])
 
@@ -30,7 +38,11 @@ def silent(values: Values) -> Values:
     said = {key: value for key, value in values.items() if key not in OPTIONAL}
     if values["model_type"] == "falcon" and not values["parallel_attn"]:
         said["parallel_attn"] = False  # there are other norms then
-    if values["model_type"] == "qwen3_moe":
+    if "linear_attention" in values.get("layer_types", ()) or values["model_type"] == "gemma4_text":
+        said["layer_types"] = values["layer_types"]  # they have other tensors
+    if values["model_type"] == "stablelm" and values["use_parallel_residual"]:
+        said["use_parallel_residual"] = True  # there are other norms then
+    if values["model_type"] in MANY_EXPERTS:
         said["num_experts_per_tok"] = values["num_experts_per_tok"]  # the default is more than there are
     return said
 

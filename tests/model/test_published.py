@@ -1,0 +1,104 @@
+"""config.json of published models, as the Hub has them: how many parameters they have, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.config import read_config
+from model.footprint import weight_bytes
+from tests.model.config_files import refusal, write
+
+MINIMAX_M2 = {
+    "architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [1] * 62, "bos_token_id": None, "eos_token_id": None,
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 1536,
+    "max_position_embeddings": 196608, "mlp_intermediate_size": 8192, "model_type": "minimax",
+    "mtp_transformer_layers": 1, "num_attention_heads": 48, "num_experts_per_tok": 8, "num_hidden_layers": 62,
+    "num_key_value_heads": 8, "num_local_experts": 256, "num_mtp_modules": 3, "qk_norm_type": "per_layer",
+    "rms_norm_eps": 1e-06, "rope_theta": 5000000, "rotary_dim": 64, "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0, "sliding_window": None, "tie_word_embeddings": False, "use_mtp": True,
+    "use_qk_norm": True, "use_routing_bias": True, "vocab_size": 200064,
+    "quantization_config": {
+        "activation_scheme": "dynamic", "fmt": "float8_e4m3fn", "quant_method": "fp8", "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+    },
+}  # fmt: skip
+PHI_3_5_MOE = {
+    "architectures": ["PhiMoEForCausalLM"], "attention_bias": True,
+    "auto_map": {"AutoConfig": "configuration_phimoe.PhiMoEConfig"}, "bos_token_id": 1, "eos_token_id": 32000,
+    "hidden_act": "silu", "hidden_size": 4096, "input_jitter_noise": 0.01, "intermediate_size": 6400,
+    "lm_head_bias": True, "max_position_embeddings": 131072, "model_type": "phimoe", "num_attention_heads": 32,
+    "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 16,
+    "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "long_factor": [8.0] * 64, "long_mscale": 1.243163121016122, "original_max_position_embeddings": 4096,
+        "short_factor": [1.25] * 64, "short_mscale": 1.243163121016122, "type": "longrope",
+    },
+    "rope_theta": 10000.0, "router_jitter_noise": 0.01, "sliding_window": 131072, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "vocab_size": 32064,
+}  # fmt: skip
+
+ERNIE_21B = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 2560, "intermediate_size": 12288, "max_position_embeddings": 131072, "model_type": "ernie4_5_moe",
+    "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_intermediate_size": 1536, "moe_k": 6,
+    "moe_layer_end_index": 27, "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64,
+    "moe_num_shared_experts": 2, "moe_use_aux_free": True, "num_attention_heads": 20, "num_hidden_layers": 28,
+    "num_key_value_heads": 4, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 500000.0,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_bias": False, "vocab_size": 103424,
+}  # fmt: skip
+
+GLM_4_9B = {
+    "architectures": ["Glm4ForCausalLM"], "attention_bias": False, "eos_token_id": [151329, 151336, 151338],
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 13696,
+    "max_position_embeddings": 32768, "model_type": "glm4", "num_attention_heads": 32, "num_hidden_layers": 40,
+    "num_key_value_heads": 2, "pad_token_id": 151329, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 151552,
+}  # fmt: skip
+
+GRANITE_3B_A800M = {
+    "architectures": ["GraniteMoeForCausalLM"], "attention_bias": False, "attention_multiplier": 0.015625,
+    "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0, "hidden_act": "silu", "hidden_size": 1536,
+    "intermediate_size": 512, "logits_scaling": 6.0, "max_position_embeddings": 4096, "model_type": "granitemoe",
+    "num_attention_heads": 24, "num_experts_per_tok": 8, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "num_local_experts": 40, "pad_token_id": 0, "residual_multiplier": 0.22, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "vocab_size": 49155,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "billions", "context"),
+    [
+        (MINIMAX_M2, 228.7, 196608),
+        (PHI_3_5_MOE, 41.87, 4096),
+        (ERNIE_21B, 21.83, 131072),
+        (GLM_4_9B, 9.40, 32768),
+        (GRANITE_3B_A800M, 3.299, 4096),
+    ],
+    ids=lambda value: value["architectures"][0] if isinstance(value, dict) else "",
+)
+def test_parameters(values: dict[str, Any], billions: float, context: int, tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, values))
+    assert config.context == context
+    untied = replace(config, quantization=None, tied_embeddings=False)  # some CPUs hold a tied weight twice
+    shared = config.vocabulary * config.hidden if config.tied_embeddings else 0
+    parameters = weight_bytes(untied, "bfloat16") / 2 - shared
+    assert parameters / 1e9 == pytest.approx(billions, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("values", "changes", "message"),
+    [
+        (MINIMAX_M2, {"rotary_dim": 256}, "256 of the 128 elements of a head are to be rotated"),
+        (MINIMAX_M2, {"num_experts_per_tok": 257}, "there are 256 experts"),
+        (ERNIE_21B, {"moe_k": 65}, "'moe_k' is 65, there are 64 experts"),
+        (PHI_3_5_MOE, {"num_experts_per_tok": 3}, "'num_experts_per_tok' is 3, must be 2"),
+        (PHI_3_5_MOE, {"router_jitter_noise": -0.1}, "'router_jitter_noise' is -0.1, must not be below 0"),
+        (PHI_3_5_MOE, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "must be 'default' or 'longrope'"),
+        (PHI_3_5_MOE, {"rope_scaling": {**PHI_3_5_MOE["rope_scaling"], "short_mscale": None}}, "'short_mscale'"),
+    ],
+)
+def test_refused(values: dict[str, Any], changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    assert message in refusal(write(tmp_path, values | {"quantization_config": None} | changes))
