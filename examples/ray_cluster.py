@@ -9,10 +9,10 @@ operator's, says where the engines run. It is asked with the generated stubs of 
 """
 
 import argparse
-from contextlib import ExitStack
+import asyncio
 
-import grpc
-from quire import Client
+from grpc import aio
+from quire import AsyncClient
 from quire.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 parser = argparse.ArgumentParser()
@@ -20,12 +20,28 @@ parser.add_argument("--server", default="127.0.0.1:50051")
 parser.add_argument("--admin", default="127.0.0.1:50052")
 asked = parser.parse_args()
 
-with Client(asked.server, timeout=60) as client, grpc.insecure_channel(asked.admin) as channel, ExitStack() as streams:
-    for role in ("ROMEO", "JULIET", "MERCUTIO", "NURSE"):
-        # No max_tokens and no end of text: a request that ended before the others began would have its engine free.
-        stream = streams.enter_context(client.stream(f"{role}:", ignore_eos=True))
-        print(f"{role} has begun: {''.join(delta.text for delta in next(stream).deltas)!r}")
-    operator = admin_service_pb2_grpc.AdminServiceStub(channel)
-    for replica in operator.ListReplicas(admin_service_pb2.ListReplicasRequest()).replicas:
-        print(f"replica {replica.number}, {replica.place}: {replica.request_count} live requests")
-    # Leaving the streams ends what is left of the requests.
+
+async def follow(client: AsyncClient, role: str, begun: asyncio.Future[str]) -> None:
+    """Reads a stream for as long as it lasts: the server cuts off a client that does not read."""
+    async for text in client.stream(f"{role}:", ignore_eos=True).text():
+        if not begun.done():
+            begun.set_result(text)
+
+
+async def main() -> None:
+    client, channel = AsyncClient(asked.server, timeout=60), aio.insecure_channel(asked.admin)
+    async with client, channel, asyncio.TaskGroup() as group:  # a reader that fails ends the program
+        readers = []
+        for role in ("ROMEO", "JULIET", "MERCUTIO", "NURSE"):
+            begun = asyncio.get_running_loop().create_future()
+            # No max_tokens and no end of text: a request that ended before the others began would have its engine free.
+            readers.append(group.create_task(follow(client, role, begun)))
+            print(f"{role} has begun: {await begun!r}")
+        operator = admin_service_pb2_grpc.AdminServiceStub(channel)
+        for replica in (await operator.ListReplicas(admin_service_pb2.ListReplicasRequest())).replicas:
+            print(f"replica {replica.number}, {replica.place}: {replica.request_count} live requests")
+        for reader in readers:
+            reader.cancel()  # ends the request on the server too
+
+
+asyncio.run(main())

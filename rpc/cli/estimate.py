@@ -46,6 +46,8 @@ def estimate(directory: Path, settings: ModelSettings, length: int | None = None
         "page_size": page_size,
         "bytes_a_token": layout.token_bytes,
         "bytes_a_page": layout.page_bytes,
+        "state_bytes": layout.states.pages * layout.page_bytes,
+        "checkpoint_tokens": layout.interval,
         "memory_bytes": memory,
         "pages": pages,
         "tokens": layout.tokens_in(pages),
@@ -65,6 +67,8 @@ LABELS = {
     "page_size": "Page size (tokens)",
     "bytes_a_token": "KV of a token",
     "bytes_a_page": "KV of a page",
+    "state_bytes": "Recurrent state of a sequence",
+    "checkpoint_tokens": "Tokens between checkpoints of it",
     "memory_bytes": "Memory for KV",
     "pages": "Pages",
     "tokens": "Tokens in all",
@@ -85,6 +89,8 @@ def show(directory: Path, settings: ModelSettings, length: int | None, as_json: 
     table.add_column()
     table.add_column(justify="right")
     for key, label in LABELS.items():
+        if key in ("state_bytes", "checkpoint_tokens") and not values[key]:
+            continue
         table.add_row(label, _shown(key, values[key]))
     Console().print(table)
 

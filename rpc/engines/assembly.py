@@ -102,9 +102,14 @@ def assemble(
         raise ValueError(
             "--speculative-tokens does not go with --logits-processors: a processor's row draws one token at a time"
         )
-    check_indivisible(read_config(directory), scheduling)
+    model = read_config(directory)
+    if scheduling.draft_tokens and model.recurrent:
+        raise ValueError(
+            "--speculative-tokens does not go with a model that has recurrent layers: their state cannot lose a draft"
+        )
+    check_indivisible(model, scheduling)
     loaded, group = _load(config, directory, followers, factories)
-    tier = HostTier(loaded.host_slots, len(loaded.layout.groups)) if loaded.host_slots else None
+    tier = HostTier(loaded.host_slots, loaded.layout.tables) if loaded.host_slots else None
     cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead, tier)
     hashed = config.cache.prefix_cache and not recompute
     if hashed and config.publishes_kv_events:

@@ -84,7 +84,12 @@ class Forker:
             if forking.exception() is None:
                 await asyncio.to_thread(_discard, *forking.result())
             raise
-        return ForkedProcess(pid, *await asyncio.open_connection(sock=connection))
+        try:
+            streams = await asyncio.open_connection(sock=connection)
+        except BaseException:
+            await asyncio.to_thread(_discard, pid, connection)
+            raise
+        return ForkedProcess(pid, *streams)
 
     async def _start_server(self) -> None:
         if self._server is not None:

@@ -40,7 +40,7 @@ class EnginePages:
         self._engine, self._hasher, self._export = engine, hasher, export
         self._index, self._cost = scheduler.cache.prefix.index, scheduler.backpressure.cost
         layout = scheduler.cache.layout
-        self.form = PageForm(len(layout.groups), layout.page_bytes, layout.page_size, numerics)
+        self.form = PageForm(layout.tables, layout.page_bytes, layout.page_size, numerics)
 
     def block_hashes(self, submit: Submit) -> list[list[tuple[BlockHash, bytes]]]:
         if submit.request.controls.prompt_logprobs:  # all of such a prompt is computed

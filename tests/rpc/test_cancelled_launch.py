@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
+import psutil
 import pytest
 
 from rpc.cluster.host import RayCluster
@@ -32,6 +33,29 @@ def test_of_a_process(turns: int, launcher: Callable[[], Launcher]) -> None:
         await cancelled(turns, asyncio.create_task(host.launch(lambda _: None)))
         await host.close()
         assert tree(os.getpid()) == []
+
+    with temporary_directory():
+        asyncio.run(check())
+
+
+def test_of_a_process_that_is_forked_but_not_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        connecting, forker = asyncio.Event(), Forker()
+
+        async def never(**_: object) -> None:
+            connecting.set()
+            await asyncio.Event().wait()
+
+        def children() -> set[int]:
+            return {child.pid for child in psutil.Process().children()}  # those that have ended too
+
+        before = children()
+        monkeypatch.setattr("rpc.engines.launchers.asyncio.open_connection", never)
+        starting = asyncio.create_task(forker.start("unix:nowhere"))
+        await connecting.wait()
+        await cancelled(0, starting)
+        await forker.close()
+        assert children() <= before
 
     with temporary_directory():
         asyncio.run(check())
