@@ -33,6 +33,10 @@ LEFT = {
     ("model/gpu/test_launch.py", "setattr(runtime.driver, _active)"),
     ("model/hostile.py", "os._exit"),
     ("rpc/test_offline.py", "os._exit"),
+    # How multiprocessing, too, ends what it forks.
+    ("support/quire_command.py", "os._exit"),
+    ("support/quire_command.py", "threading._shutdown"),
+    ("support/quire_command.py", "atexit._run_exitfuncs"),
 }
 
 

@@ -73,16 +73,16 @@ class Serving:
 
 
 @contextmanager
-def serving(mode: str, *flags: str) -> Iterator[Serving]:
-    """Starts the installed command, since its imports are looked at."""
-    with temporary_directory() as place, running_server(*FLAGS[mode], *flags, forked=False) as server:
+def serving(mode: str, *flags: str, forked: bool = False) -> Iterator[Serving]:
+    """Starts the installed command, unless it may be forked: where neither its imports nor its start are looked at."""
+    with temporary_directory() as place, running_server(*FLAGS[mode], *flags, forked=forked) as server:
         yield Serving(mode, server, place)
 
 
 @pytest.fixture(scope="module", params=["process", "ray"])
 def shared(request: pytest.FixtureRequest) -> Iterator[Serving]:
     """For the tests that leave their server as it was."""
-    with serving(request.param, "--poison-freed-pages") as running:
+    with serving(request.param, "--poison-freed-pages", "--kv-cache-memory", "128MiB") as running:
         yield running
 
 
@@ -184,7 +184,7 @@ LIVES = {
 )
 def test_dead_engine_is_replaced_and_every_call_goes_on(life: str) -> None:
     mode = "process" if life.startswith("process") else "ray"
-    with serving(mode, "--engine-timeout", "2") as running:
+    with serving(mode, "--engine-timeout", "2", forked=True) as running:
         server = running.server
         for engines, death in enumerate(LIVES[life], 1):
             victim, old = find(server.process.pid, death.victim), with_model(server)

@@ -208,7 +208,7 @@ def test_full_queue_says_when_to_come_back(server: RunningServer, channel: grpc.
 
 
 def test_request_id_is_echoed_and_unique_while_live(server: RunningServer, channel: grpc.Channel) -> None:
-    request = stream_request("KING:", 200, temperature=1)
+    request = stream_request("KING:", 1000, temperature=1)  # long enough to be there when the next one comes
     request.request_id = "mine-1"
     first = server.stub(channel).StreamGenerate(request)
     assert next(first).request_id == "mine-1"

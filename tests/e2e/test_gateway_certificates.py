@@ -49,7 +49,7 @@ def pair(tmp_path: Path) -> Pair:
 
 def connect(gateway: RunningGateway, authority: trustme.CA) -> ssl.SSLSocket:
     """Raises SSLError where another one signed its certificate."""
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # a default one reads all that this machine trusts: 15 ms a look
     authority.configure_trust(context)
     opened = gateway.connect()
     try:

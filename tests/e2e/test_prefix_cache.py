@@ -15,7 +15,7 @@ PAGE = 16
 
 @pytest.fixture(scope="module", params=["thread", "process"])
 def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    with running_server("--engine", request.param, "--poison-freed-pages") as running:
+    with running_server("--engine", request.param, "--poison-freed-pages", "--kv-cache-memory", "128MiB") as running:
         yield running
 
 

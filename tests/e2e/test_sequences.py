@@ -18,7 +18,7 @@ Change = Callable[[pb.GenerationSpec], object]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_server("--poison-freed-pages") as running:
+    with running_server("--poison-freed-pages", "--kv-cache-memory", "128MiB") as running:
         yield running
 
 

@@ -4,8 +4,6 @@ import asyncio
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -18,6 +16,7 @@ from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from rpc.offline import LLM
 from scheduler.parameters import Sampling, Stopping
+from tests.support import client_process
 from tests.support.client_process import prompt_of
 from tests.support.server import RunningServer, details, running_server, stream_request
 
@@ -26,7 +25,7 @@ STREAMS, TOKENS = 64, 48
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_server("--poison-freed-pages") as running:
+    with running_server("--poison-freed-pages", "--kv-cache-memory", "128MiB") as running:
         yield running
 
 
@@ -77,11 +76,7 @@ def test_cancelled_streams_free_their_pages_and_change_nobody(server: RunningSer
 
 def test_killed_clients_free_their_pages_and_change_nobody(server: RunningServer, expected: list[list[int]]) -> None:
     each = STREAMS // 8
-    command = [sys.executable, "-m", "tests.support.client_process", server.address]
-    clients = [
-        subprocess.Popen([*command, str(first), str(each), str(TOKENS)], stdout=subprocess.PIPE, text=True)
-        for first in range(0, STREAMS, each)
-    ]
+    clients = [client_process.client(server.address, first, each, TOKENS) for first in range(0, STREAMS, each)]
     doomed = random.Random(11).sample(clients, 4)
     for client in clients:
         assert client.stdout is not None

@@ -78,7 +78,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server: RunningServer) -> N
         since = len(terminal.text)
         terminal.type("\x03")
         terminal.wait_for("/quit or Ctrl-D ends\n> ", since)
-        terminal.type("/set min_tokens\n/set max_tokens 3\n")
+        # One after the other: what is typed while the program changes the terminal's mode may lose its line's end.
+        for typed, shown in (("min_tokens", "min_tokens as the server has it"), ("max_tokens 3", "max_tokens 3")):
+            since = len(terminal.text)
+            terminal.type(f"/set {typed}\n")
+            terminal.wait_for(rf"/set {typed}\n{shown}\n> ", since)
         _, line = said(terminal, "JULIET:")
         assert int(line[2]) > 60, "what there was of the answer is part of the text"
         terminal.type("\x04")

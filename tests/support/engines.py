@@ -182,7 +182,7 @@ def make_rig(
     led = group.led if group else None
     limits, ahead_tokens = RequestLimits(), settings.ahead
     loaded = load(directory, model_settings, rows, ahead_tokens, limits, recompute, group=led, factories=factories)
-    tier = HostTier(loaded.host_slots, len(layout.groups)) if loaded.host_slots else None
+    tier = HostTier(loaded.host_slots, loaded.layout.tables) if loaded.host_slots else None
     policy = POLICIES[CacheSettings().eviction]
     cache = CacheManager(loaded.layout, loaded.pages, settings.max_sequences, policy, settings.ahead, tier)
     hasher = BlockHasher(bytes(32), loaded.numerics, page_size) if prefix_cache and not recompute else None

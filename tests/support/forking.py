@@ -1,7 +1,8 @@
 """Starts `quire` by a fork of a process that has imported it, and torch, which takes a command two seconds or more.
 
 A forked command is a child of the test's process with the product's own code, arguments, environment, descriptors and
-signals. It does not show how the command is installed and what it imports: for that there is `QUIRE` itself.
+signals. It does not show how the command is installed, what it imports and how its interpreter is torn down: for that
+there is `QUIRE` itself.
 """
 
 import os
@@ -46,6 +47,9 @@ class Forks:
         if self._server is None:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PYTHONPATH", str(ROOT))
+                # One thread an engine: those of several servers would spin for each other's processors. Engines of
+                # installed commands have as many as the machine.
+                patch.setenv("OMP_NUM_THREADS", "1")
                 self._server = ForkServer(IMPORTED)
             self._server.wait_ready()
         return self._server

@@ -80,8 +80,9 @@ class Node:
         ip("-n", self.name, "link", "set", "eth", "up")
 
     def pids(self) -> list[int]:
-        told = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=False)
-        return [int(pid) for pid in told.stdout.split()]
+        """Processes of this machine. `ip netns pids` says the same, in a process of its own for each look."""
+        own = os.stat(f"/run/netns/{self.name}").st_ino
+        return [int(pid.name) for pid in Path("/proc").iterdir() if pid.name.isdigit() and network_of(pid) == own]
 
     def kill(self) -> None:
         """The machine loses its power."""
@@ -92,6 +93,14 @@ class Node:
                     os.kill(pid, signal.SIGKILL)
             assert time.monotonic() < deadline, f"{self.name} still runs {pids}"
             time.sleep(0.02)
+
+
+def network_of(process: Path) -> int:
+    """Returns the inode of a process's network namespace, 0 for a process that is gone."""
+    try:
+        return os.stat(process / "ns/net").st_ino
+    except OSError:
+        return 0
 
 
 @contextmanager
@@ -143,13 +152,20 @@ def start_with_dashboard(node: Node, python: Path, cpus: int, **variables: str) 
 
 def start_ray(machines: Sequence[Node], cpus: Sequence[int], **variables: str) -> str:
     """The first is the head. variables: of Ray's environment. Returns the cluster's address."""
-    for node, count in zip(machines, cpus, strict=True):
-        join_ray(machines[0], node, count, **variables)
-    return f"{machines[0].address}:{PORT}"
+    head, *others = machines
+    join_ray(head, head, cpus[0], **variables)
+    starting = [_start_ray(head, node, count, **variables) for node, count in zip(others, cpus[1:], strict=True)]
+    for node, process in zip(others, starting, strict=True):
+        _wait_started(process, node)
+    return f"{head.address}:{PORT}"
 
 
 def join_ray(head: Node, node: Node, cpus: int, **variables: str) -> None:
     """The node becomes one of this head's cluster, or its head."""
+    _wait_started(_start_ray(head, node, cpus, **variables), node)
+
+
+def _start_ray(head: Node, node: Node, cpus: int, **variables: str) -> subprocess.Popen:
     where = ["--head", f"--port={PORT}", "--include-dashboard=false"]
     if node is not head:
         where = [f"--address={head.address}:{PORT}"]
@@ -157,7 +173,7 @@ def join_ray(head: Node, node: Node, cpus: int, **variables: str) -> None:
         RAY, "start", *where, f"--node-ip-address={node.address}", f"--num-cpus={cpus}", "--block",
         f"--temp-dir={node.place / 'ray'}", "--object-store-memory=100000000", "--disable-usage-stats",
     ]  # fmt: skip
-    _wait_started(node.start(*command, **variables), node)
+    return node.start(*command, **variables)
 
 
 def _wait_started(process: subprocess.Popen, node: Node) -> None:

@@ -5,10 +5,13 @@ Here that one is a fork too, made while this process has one thread; it waits un
 tests/rpc/test_forks.py and tests/e2e/test_engine_process.py look at what it imports and how it is started.
 """
 
+import atexit
 import os
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from types import ModuleType
 
 from rpc.engines.forks import ForkServer
@@ -51,7 +54,29 @@ def main() -> None:
     from quire.__main__ import main as run
 
     sys.modules["__main__"] = ModuleType("__main__")  # where the command line's library looks for the program's name
-    run()
+    run_and_end(run)
+
+
+def run_and_end(run: Callable[[], None]) -> None:
+    """Runs a function, then ends the process with its exit code and without the interpreter's teardown.
+
+    Teardown visits every object, and so copies the memory that the fork shares: 0.15 s of a processor.
+    multiprocessing ends what it forks in the same way. Threads are joined and exit functions run, as before a teardown.
+    Any exception but SystemExit leaves, and the interpreter reports it.
+    """
+    code: object = 0
+    try:
+        run()
+    except SystemExit as error:
+        code = error.code
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
 
 
 def _fork_a_fork_server() -> bool:
@@ -88,7 +113,7 @@ def _serve_when_wanted(orders: socket.socket) -> None:
     with orders:
         command, descriptors, _, _ = socket.recv_fds(orders, ROOM, 1)
     if not descriptors:
-        sys.exit(0)  # the server ends without having had an engine
+        os._exit(0)  # the server ends without having had an engine
     os.dup2(descriptors[0], 0)
     os.close(descriptors[0])
     sys.argv[:] = command.decode().split("\0")[3:]

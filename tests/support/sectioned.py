@@ -1,24 +1,17 @@
-"""A rotary embedding of several axes, which the product has none of yet."""
+"""A decoder whose rotary pairs turn by several axes in turn."""
 
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from model.decoder import Decoder
-from model.forward import CosSin
 from model.rope import Rope
 
+AXES = 3
 
-class Sectioned(Rope):
-    """Pairs that turn by several axes in turn (M-RoPE, Wang et al., Qwen2-VL, 2024)."""
 
-    def at(self, positions: Tensor) -> CosSin:
-        cos, sin = self.tables
-        pair = torch.arange(cos.shape[1])
-        turned = positions[1 + pair % (len(positions) - 1)].T  # axis 0 is the position in the sequence
-        return cos[turned, pair].unsqueeze(1), sin[turned, pair].unsqueeze(1)
+def in_turn(rope: Rope) -> Rope:
+    """The same table, whose pairs turn by the three axes in turn."""
+    return rope.with_axes([pair % AXES for pair in range(rope.tables[0].shape[1])])
 
 
 def sectioned(decoder: Decoder) -> Decoder:
@@ -27,9 +20,7 @@ def sectioned(decoder: Decoder) -> Decoder:
 
     def changed(rope: Rope) -> Rope:
         if id(rope) not in made:
-            other = Sectioned.__new__(Sectioned)
-            other.__dict__.update(rope.__dict__)
-            made[id(rope)] = other
+            made[id(rope)] = in_turn(rope)
         return made[id(rope)]
 
     layers: list[Any] = list(decoder.layers)

@@ -19,6 +19,9 @@ from grpc import aio
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
+from tests.support.forking import Forked
+from tests.support.quire_command import run_and_end
+
 
 @dataclass
 class History:
@@ -85,9 +88,9 @@ async def watch(stub: pb_grpc.GenerationServiceStub, number: int, tokens: int, f
 
 
 def watching(address: str, streams: int, tokens: int) -> subprocess.Popen:
-    """This module as a process."""
-    command = [sys.executable, "-m", "tests.support.watching_client", address, str(streams), str(tokens)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    """This module as a process that a test's fork server forks."""
+    command = ["tests.support.watching_client", address, str(streams), str(tokens)]
+    return Forked(command[0], command, command, stdout=subprocess.PIPE, text=True)
 
 
 def until_running(process: subprocess.Popen) -> None:
@@ -108,7 +111,7 @@ def outputs_of(histories: list[dict]) -> list[dict]:
     return [{name: history[name] for name in ("tokens", "texts", "finishes")} for history in histories]
 
 
-async def main(address: str, streams: int, tokens: int) -> None:
+async def watch_all(address: str, streams: int, tokens: int) -> None:
     async with aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = pb_grpc.GenerationServiceStub(channel)
         firsts = [asyncio.Event() for _ in range(streams)]
@@ -119,5 +122,9 @@ async def main(address: str, streams: int, tokens: int) -> None:
         print(json.dumps([asdict(await one) for one in watching]), flush=True)
 
 
+def main() -> None:
+    run_and_end(lambda: asyncio.run(watch_all(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+
+
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    main()
