@@ -11,6 +11,7 @@ from model.backends import choose_backend
 from model.config import ModelConfig, read_config
 from model.decoder import Decoder
 from model.gguf_weights import open_checkpoint
+from model.memory import return_freed_memory
 from model.settings import ModelSettings
 from model.tensors import Tensors
 from model.weight_formats.registry import open_weight_format
@@ -58,4 +59,5 @@ def load(location: Path, dtype: str = "auto", quantization: str | None = None, b
         tensors = Tensors(checkpoint, getattr(torch, chosen), CPU, weights, made_for.maker)
         decoder = build_model(config, tensors)
     checkpoint.finish()
+    return_freed_memory()
     return Loaded(config, chosen, made_for, decoder, tensors.held.bytes)

@@ -19,8 +19,8 @@ import numpy as np
 import psutil
 import torch
 
-from bench.shapes import MODELS, tensor_shapes, write_model
-from model.attention.backend import StepShape
+from bench.shapes import MODELS, is_latent, is_recurrent, tensor_shapes, write_model
+from model.attention.backend import NONE, StateSegments, StepShape
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.machine import open_machine
 from model.cpu.kernels.memory import huge_zeros
@@ -87,10 +87,32 @@ def main() -> None:
 
 
 def bytes_of(shape: dict, case: StepCase) -> int:
-    """Returns the bytes that a step must read: all weights, and the keys and values of earlier tokens."""
+    """Returns the bytes that a step must move: all weights, the keys and values of earlier tokens, and states twice."""
     weights = sum(2 * size[0] * size[1] for _, size in tensor_shapes(shape) if len(size) == 2)
-    token = 2 * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
-    return weights + case.sequences * case.before * token
+    token = 2 * attending(shape) * kept_elements(shape)
+    moves = 2 if case.before else 1  # a sequence that begins has no state to read
+    return weights + case.sequences * (case.before * token + moves * state_bytes(shape))
+
+
+def kept_elements(shape: dict) -> int:
+    """Returns the elements that a layer of attention keeps of a token."""
+    if is_latent(shape):
+        return shape["kv_lora_rank"] + shape["qk_rope_head_dim"]
+    return 2 * shape["num_key_value_heads"] * shape["head_dim"]
+
+
+def attending(shape: dict) -> int:
+    """Returns the number of layers of attention."""
+    return sum(not is_recurrent(shape, layer) for layer in range(shape["num_hidden_layers"]))
+
+
+def state_bytes(shape: dict) -> int:
+    """Returns the bytes of a sequence's recurrent states: a matrix of each head, in float32."""
+    layers = shape["num_hidden_layers"] - attending(shape)
+    if not layers:
+        return 0
+    matrix = shape["linear_key_head_dim"] * shape["linear_value_head_dim"]
+    return 4 * layers * shape["linear_num_value_heads"] * matrix
 
 
 def products_of(shape: dict, case: StepCase) -> float:
@@ -99,8 +121,15 @@ def products_of(shape: dict, case: StepCase) -> float:
     tokens = case.sequences * case.now
     head = 2 * shape["vocab_size"] * shape["hidden_size"] * case.sequences
     pairs = case.sequences * case.now * (case.before + case.now / 2)
-    attention = 4 * pairs * shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]
+    attention = 2 * pairs * attending(shape) * shape["num_attention_heads"] * products_of_pair(shape)
     return tokens * layers + head + attention
+
+
+def products_of_pair(shape: dict) -> int:
+    """Returns the products of a head's query with a key, and of a weight with a value, as attention computes them."""
+    if is_latent(shape):
+        return 2 * shape["kv_lora_rank"] + shape["qk_rope_head_dim"]
+    return 2 * shape["head_dim"]
 
 
 def reader() -> Callable[[], None]:
@@ -156,13 +185,25 @@ def stepper(side: LoadedModel, case: StepCase) -> Callable[[], object]:
     positions = np.tile(np.arange(case.before, case.before + case.now), case.sequences)
     rows = np.arange(case.sequences).repeat(case.now)
     slots = (tables[0, rows, positions // size].astype(np.int64) * size + positions % size)[None]
-    shape = StepShape(slices, positions, slots, tables, np.zeros(case.sequences, np.int64))
+    shape = StepShape(
+        slices, positions, slots, tables, np.zeros(case.sequences, np.int64), segments_of(side, case, tables.size)
+    )
     tokens = torch.randint(side.config.vocabulary, positions.shape)
     wanted = torch.arange(case.now - 1, len(tokens), case.now)
     model, attention = side.runner.model, side.runner.attention
 
     places = torch.from_numpy(positions)[None]
     return lambda: model.forward(ForwardBatch(tokens, places, wanted, attention, attention.plan(shape)))
+
+
+def segments_of(side: LoadedModel, case: StepCase, first: int) -> StateSegments | None:
+    """Returns the segments of a step whose states lie in the pages from `first` on; None for a model without some."""
+    states, rows = side.layout.states.pages, np.arange(case.sequences)
+    if not states:
+        return None
+    targets = (first + np.arange(states * case.sequences, dtype=np.int32)).reshape(case.sequences, states).T
+    sources = targets if case.before else np.full_like(targets, NONE)
+    return StateSegments(rows * case.now, np.full(len(rows), case.now), sources, targets, np.zeros(len(rows), np.bool_))
 
 
 if __name__ == "__main__":

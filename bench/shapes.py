@@ -19,6 +19,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
         "head_dim": 128,
     },
+    "qwen3.5-0.8b": {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "vocab_size": 248320,
+        "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    },
+    "deepseek-0.5b": {  # no published model: the attention of DeepSeek-V2-Lite, with MLPs instead of experts
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 65536,
+        "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "first_k_dense_replace": 24,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": 768, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    },
 }  # fmt: skip
 COMMON = {"max_position_embeddings": 8192, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-6}
 
@@ -37,8 +49,7 @@ def write_model(directory: Path, shape: dict) -> Path:
 
 def tensor_shapes(shape: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yields name and shape of each tensor. An untied output layer comes second."""
-    hidden, inner, dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
-    queries, keys = shape["num_attention_heads"] * dim, shape["num_key_value_heads"] * dim
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     yield "model.embed_tokens.weight", (shape["vocab_size"], hidden)
     if not (COMMON | shape)["tie_word_embeddings"]:
         yield "lm_head.weight", (shape["vocab_size"], hidden)
@@ -47,12 +58,58 @@ def tensor_shapes(shape: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
         at = f"model.layers.{layer}."
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield f"{at}{name}.weight", (hidden,)
-        if shape["architectures"] == ["Qwen3ForCausalLM"]:
-            for name in ("q_norm", "k_norm"):
-                yield f"{at}self_attn.{name}.weight", (dim,)
-        for name, out in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-            yield f"{at}self_attn.{name}.weight", (out, hidden)
-        yield f"{at}self_attn.o_proj.weight", (hidden, queries)
+        if is_recurrent(shape, layer):
+            yield from _recurrence(shape, f"{at}linear_attn.")
+        elif is_latent(shape):
+            yield from _latent_attention(shape, f"{at}self_attn.")
+        else:
+            yield from _attention(shape, f"{at}self_attn.")
         for name in ("gate_proj", "up_proj"):
             yield f"{at}mlp.{name}.weight", (inner, hidden)
         yield f"{at}mlp.down_proj.weight", (hidden, inner)
+
+
+def is_recurrent(shape: dict, layer: int) -> bool:
+    """Returns whether a layer has a state instead of attention: three of four do, in a shape that has some."""
+    return "linear_num_value_heads" in shape and (layer + 1) % 4 != 0
+
+
+def is_latent(shape: dict) -> bool:
+    """Returns whether a shape has latent attention."""
+    return "kv_lora_rank" in shape
+
+
+def _latent_attention(shape: dict, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, heads, rank = shape["hidden_size"], shape["num_attention_heads"], shape["kv_lora_rank"]
+    plain, rotated, value = shape["qk_nope_head_dim"], shape["qk_rope_head_dim"], shape["v_head_dim"]
+    yield f"{at}q_a_proj.weight", (shape["q_lora_rank"], hidden)
+    yield f"{at}q_a_layernorm.weight", (shape["q_lora_rank"],)
+    yield f"{at}q_b_proj.weight", (heads * (plain + rotated), shape["q_lora_rank"])
+    yield f"{at}kv_a_proj_with_mqa.weight", (rank + rotated, hidden)
+    yield f"{at}kv_a_layernorm.weight", (rank,)
+    yield f"{at}kv_b_proj.weight", (heads * (plain + value), rank)
+    yield f"{at}o_proj.weight", (hidden, heads * value)
+
+
+def _attention(shape: dict, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, dim, (family,) = shape["hidden_size"], shape["head_dim"], shape["architectures"]
+    queries, keys = shape["num_attention_heads"] * dim, shape["num_key_value_heads"] * dim
+    if family != "LlamaForCausalLM":
+        for name in ("q_norm", "k_norm"):
+            yield f"{at}{name}.weight", (dim,)
+    gated = 2 if family.startswith("Qwen3_5") else 1
+    for name, out in (("q_proj", gated * queries), ("k_proj", keys), ("v_proj", keys)):
+        yield f"{at}{name}.weight", (out, hidden)
+    yield f"{at}o_proj.weight", (hidden, queries)
+
+
+def _recurrence(shape: dict, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, heads = shape["hidden_size"], shape["linear_num_value_heads"]
+    keys, values = shape["linear_num_key_heads"] * shape["linear_key_head_dim"], heads * shape["linear_value_head_dim"]
+    for name, out in (("qkv", 2 * keys + values), ("z", values), ("b", heads), ("a", heads)):
+        yield f"{at}in_proj_{name}.weight", (out, hidden)
+    yield f"{at}conv1d.weight", (2 * keys + values, 1, shape["linear_conv_kernel_dim"])
+    for name in ("A_log", "dt_bias"):
+        yield f"{at}{name}", (heads,)
+    yield f"{at}norm.weight", (shape["linear_value_head_dim"],)
+    yield f"{at}out_proj.weight", (hidden, values)

@@ -38,7 +38,7 @@ class Noted:
     def write(self, layer: int, keys: Tensor, values: Tensor, plan: Any) -> None:  # noqa: ARG002 - the protocol's
         self.keys, self.values = keys, values
 
-    def attend(self, layer: int, queries: Tensor, plan: Any) -> Tensor:  # noqa: ARG002 - the protocol's
+    def attend(self, layer: int, queries: Tensor, plan: Any, sinks: Tensor | None = None) -> Tensor:  # noqa: ARG002
         self.queries = queries
         return queries
 
@@ -168,7 +168,7 @@ def attention_layer(random: RandomTensors, name: str) -> Error:
 
 
 def joined(device: torch.device) -> Error:
-    """Checks the join of a softmax's parts, some of which have no keys."""
+    """Checks the join of a softmax's parts, some of which have no keys, and of two heads' sinks."""
     from model.gpu.attention import join_parts
     from model.gpu.attention_backend import PARTS_AT_ONCE  # here: a new division fails this alone
 
@@ -179,11 +179,14 @@ def joined(device: torch.device) -> Error:
     out = torch.full((3, heads, dim), torch.nan, device=device)
     joins = torch.tensor([[1, 0, count, 0]], dtype=torch.int32, device=device)
     sums = torch.stack((tops, totals), -1)
-    join_parts[(1, heads)](out, parts, sums, joins, HEAD_DIM=dim, PADDED_DIM=128, PARTS_AT_ONCE=PARTS_AT_ONCE)
+    sinks = torch.tensor([-torch.inf, 30.0, -torch.inf, 30.0], device=device)
+    join_parts[(1, heads)](out, parts, sums, sinks, joins, HEAD_DIM=dim, PADDED_DIM=128, PARTS_AT_ONCE=PARTS_AT_ONCE)
     if not (out[0].isnan().all() and out[2].isnan().all()):
         raise ValueError("another token's result was written")
-    weights = torch.exp2(tops.double() - tops.double().amax(0))[..., None]
-    return scaled(out[1], (weights * parts).sum(0) / (weights[..., 0] * totals).sum(0)[:, None])
+    highest = torch.maximum(tops.amax(0), sinks).double()
+    weights = torch.exp2(tops.double() - highest)[..., None]
+    whole = (weights[..., 0] * totals).sum(0) + torch.exp2(sinks - highest)
+    return scaled(out[1], (weights * parts).sum(0) / whole[:, None])
 
 
 def summary(device: torch.device, vocabulary: int) -> Error:

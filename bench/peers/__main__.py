@@ -35,7 +35,7 @@ from pathlib import Path
 
 from bench.peers.models import make
 from bench.peers.report import PeerRun, report
-from bench.peers.sides import ENGINES, USUAL, PeerProcess, start_all
+from bench.peers.sides import ENGINES, KV_TOKENS, USUAL, PeerProcess, start_all
 from bench.peers.workloads import build
 
 ENGINES_HELP = f"any of: {', '.join(ENGINES)} (default: {', '.join(USUAL)})"
@@ -44,7 +44,7 @@ ENGINES_HELP = f"any of: {', '.join(ENGINES)} (default: {', '.join(USUAL)})"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, default=Path("peers"), help="see above (default ./%(default)s)")
-    parser.add_argument("--model", default="llama-135m", choices=["llama-135m", "qwen3-0.6b"])
+    parser.add_argument("--model", default="llama-135m", choices=KV_TOKENS)
     parser.add_argument("--workloads", nargs="+", default=["W2", "W4", "W3", "W1"])
     parser.add_argument("--engines", nargs="+", default=USUAL, choices=ENGINES, metavar="ENGINE", help=ENGINES_HELP)
     parser.add_argument("--rounds", type=int, default=3)

@@ -12,43 +12,41 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file
 
-ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
-NAMES = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
+from bench.peers.gguf_parts import PARTS, Config, Hybrid, Named, Parts
+
+IN_FLOAT = ("ssm_conv1d",)  # matrices that llama.cpp reads in float32
 
 
 def convert(model: Path, out: Path) -> None:
     """Writes a checkpoint of `bench.shapes.write_model` as a GGUF file."""
     config = json.loads((model / "config.json").read_text())
-    architecture = ARCHITECTURES[config["architectures"][0]]
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    writer = GGUFWriter(out, architecture)
+    parts = PARTS[config["architectures"][0]]
+    writer = GGUFWriter(out, parts.name)
     _write_config(writer, config)
+    parts.write_config(writer, config)
     _write_tokenizer(writer, config["vocab_size"])
     for name, tensor in load_file(model / "model.safetensors").items():
-        values = tensor.float().numpy()
-        if values.ndim == 1:
-            writer.add_tensor(_name(name), values)
-            continue
-        part = name.split(".")[-2]
-        if architecture == "llama" and part in heads:
-            values = interleaved(values, heads[part])
-        content = gguf.quants.quantize(np.ascontiguousarray(values), GGMLQuantizationType.BF16)
-        writer.add_tensor(_name(name), content, raw_dtype=GGMLQuantizationType.BF16)
+        for full, values in _named(parts, name, tensor.float().numpy(), config):
+            if values.ndim == 1 or any(part in full for part in IN_FLOAT):
+                writer.add_tensor(full, np.ascontiguousarray(values))
+                continue
+            content = gguf.quants.quantize(np.ascontiguousarray(values), GGMLQuantizationType.BF16)
+            writer.add_tensor(full, content, raw_dtype=GGMLQuantizationType.BF16)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Interleaves the rows of each head: llama.cpp's rope rotates neighbours, the checkpoint's rotates halves."""
-    halves = weight.reshape(heads, 2, -1, weight.shape[1])
-    return halves.swapaxes(1, 2).reshape(weight.shape)
+def _named(parts: Parts, name: str, values: np.ndarray, config: Config) -> Named:
+    if name == "model.embed_tokens.weight":
+        yield "token_embd.weight", values
+    elif name == "model.norm.weight":
+        yield "output_norm.weight", values + 1 if isinstance(parts, Hybrid) else values
+    else:
+        _, _, layer, part = name.split(".", 3)
+        for own, made in parts.named(part, values, config):
+            yield f"blk.{layer}.{own}", made
 
 
 def _write_config(writer: GGUFWriter, config: dict) -> None:
@@ -57,10 +55,6 @@ def _write_config(writer: GGUFWriter, config: dict) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
     writer.add_rope_freq_base(config.get("rope_theta", 10_000.0))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
@@ -75,14 +69,6 @@ def _write_tokenizer(writer: GGUFWriter, vocabulary: int) -> None:
     writer.add_token_list([*tokens, "w", "0"])
     writer.add_token_types([gguf.TokenType.NORMAL] * vocabulary)
     writer.add_token_merges(["w 0"])
-
-
-def _name(name: str) -> str:
-    whole = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-    if name in whole:
-        return whole[name]
-    _, _, layer, *rest = name.split(".")
-    return f"blk.{layer}.{NAMES['.'.join(rest[:-1])]}.weight"
 
 
 if __name__ == "__main__":

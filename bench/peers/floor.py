@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from bench.peers.workloads import Workload
-from bench.roofline import PRODUCT, READ, product, reader
+from bench.roofline import PRODUCT, READ, attending, kept_elements, product, products_of_pair, reader
 from bench.shapes import MODELS, tensor_shapes
 
 TRIES = 5
@@ -83,15 +83,13 @@ def _seconds(work: object) -> float:
 
 
 def token_bytes(model: str) -> int:
-    """Returns the bytes of one token's keys and values in bfloat16."""
-    shape = MODELS[model]
-    bytes_: int = 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
-    return bytes_
+    """Returns the bytes of what is kept of one token, in bfloat16."""
+    return 2 * attending(MODELS[model]) * kept_elements(MODELS[model])
 
 
 def operations_of(model: str) -> tuple[int, int, int]:
     """Returns the operations of a token in the layers, in the head, and with each key."""
     shape = MODELS[model]
     matrices = [size for name, size in tensor_shapes(shape) if len(size) == 2 and ".layers." in name]
-    attention = 4 * shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]
+    attention = 2 * attending(shape) * shape["num_attention_heads"] * products_of_pair(shape)
     return sum(2 * a * b for a, b in matrices), 2 * shape["vocab_size"] * shape["hidden_size"], attention
