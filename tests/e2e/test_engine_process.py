@@ -57,6 +57,7 @@ FLAGS = {"process": ("--engine", "process"), "ray": ("--ray",)}
 FORK_SERVER = "rpc.engines.fork_server"
 HOST = {"process": "rpc.engines.engine_process", "ray": "rpc.cluster.driver"}  # the server's child
 FIRST = {"process": FORK_SERVER, "ray": HOST["ray"]}  # the child that it starts first
+SILENCE = "8"  # seconds: a live engine has been silent for more than 2 while other tests kept both cores busy
 BEGUN = "quire_time_to_first_token_seconds_count"  # some that have begun can be over when the last one begins
 ENGINE = {"process": HOST["process"], "ray": "ray::EngineActor"}  # the process with the model
 
@@ -184,7 +185,7 @@ LIVES = {
 )
 def test_dead_engine_is_replaced_and_every_call_goes_on(life: str) -> None:
     mode = "process" if life.startswith("process") else "ray"
-    with serving(mode, "--engine-timeout", "2", forked=True) as running:
+    with serving(mode, "--engine-timeout", SILENCE, forked=True) as running:
         server = running.server
         for engines, death in enumerate(LIVES[life], 1):
             victim, old = find(server.process.pid, death.victim), with_model(server)
