@@ -13,6 +13,8 @@ from model.latent_attention import LatentAttention
 from model.layers import Activation, Product, activated, gated, sigmoid
 from model.rope import Rope, rotate
 from model.routing import AnyRouting, added
+from model.short_convolution import ShortConvolution
+from model.state_space import StateSpace
 
 Norm = Callable[[Tensor], Tensor]
 
@@ -202,7 +204,7 @@ class SharedExperts:
     """
 
     routed: Experts
-    shared: GatedMLP
+    shared: GatedMLP | MLP
     gate: Product | None = None
 
     def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
@@ -232,12 +234,17 @@ class BesideExperts:
         return made + self.after_experts(self.experts(x, batch))
 
 
+Recurrence = GatedDeltaNet | StateSpace | ShortConvolution
+Mixer = SelfAttention | LatentAttention | Recurrence
+"""The half of a layer that mixes tokens: attention, or what stands in its place."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PreNorm:
     """A layer that normalises before attention and before its MLP (Xiong et al., 2020)."""
 
     attention_norm: Norm
-    attention: SelfAttention | LatentAttention | GatedDeltaNet
+    attention: Mixer
     mlp_norm: Norm
     mlp: FeedForward
 
@@ -288,7 +295,7 @@ class Sandwich:
         before_mlp: Norm of the MLP's input, likewise.
     """
 
-    attention: SelfAttention
+    attention: Mixer
     attention_norm: Norm
     mlp: FeedForward
     mlp_norm: Norm
@@ -298,3 +305,33 @@ class Sandwich:
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         x = x + self.attention_norm(self.attention(self.before_attention(x) if self.before_attention else x, batch))
         return x + self.mlp_norm(self.mlp(self.before_mlp(x) if self.before_mlp else x, batch))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Single:
+    """A layer of one part: a mixer, an MLP or experts (NVIDIA, Nemotron-H, 2025)."""
+
+    norm: Norm
+    part: Mixer | FeedForward
+
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        return x + self.part(self.norm(x), batch)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TwoMixers:
+    """A layer with two mixers side by side, then an MLP (TII, Falcon-H1, 2025).
+
+    Attributes:
+        mixers: Each with the norm of its input and the factor of its result.
+        mlp_factor: Factor of the MLP's result.
+    """
+
+    mixers: Sequence[tuple[Norm, Mixer, float]]
+    mlp_norm: Norm
+    mlp: FeedForward
+    mlp_factor: float
+
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        x = x + added([mixer(norm(x), batch) * factor for norm, mixer, factor in self.mixers])
+        return x + self.mlp(self.mlp_norm(x), batch) * self.mlp_factor

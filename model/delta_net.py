@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention.backend import StateBackend
 from model.forward import ForwardBatch
 from model.layers import Product, silu
 from model.recurrent import DeltaShape
+from model.short_convolution import convolved, states_of
 
 L2_EPS = 1e-6  # of the norm of queries and keys
 
@@ -62,8 +62,8 @@ class GatedDeltaNet:
                 sizes = s.channels * (s.taps - 1), s.heads * s.key_dim * s.value_dim
                 state = [channels.new_zeros(size) for size in sizes]
             window, matrix = state[0].view(-1, s.channels), state[1].view(s.heads, s.key_dim, s.value_dim)
-            convolved, window = self._convolved(channels[here], window)
-            queries, keys, values = self._heads(convolved)
+            mixed, window = convolved(channels[here], window, self.taps)
+            queries, keys, values = self._heads(silu(mixed))
             for token in range(here.start, here.stop):
                 i = token - here.start
                 matrix = matrix * kept[token, :, None, None]
@@ -72,27 +72,9 @@ class GatedDeltaNet:
                 made[token] = (matrix * queries[i, :, :, None]).sum(1)
             return [window.flatten(), matrix.flatten()]
 
-        if not isinstance(batch.attention, StateBackend):
-            raise TypeError(f"the back end {batch.attention.name} has no states of recurrent layers")
-        batch.attention.recur(self.number, batch.plan, advance)
+        states_of(batch.attention).recur(self.number, batch.plan, advance)
         normed = F.rms_norm(made, (s.value_dim,), self.norm, self.eps) * silu(gate)
         return self.output(normed.flatten(1).to(x.dtype), batch)
-
-    def _convolved(self, x: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolves the tokens of a sequence.
-
-        Args:
-            x: [tokens, channels].
-            window: [taps - 1, channels], the inputs before them.
-
-        Returns:
-            [tokens, channels], and the window after them.
-        """
-        whole = torch.cat((window, x))
-        total = whole[: len(x)] * self.taps[:, 0]
-        for tap in range(1, self.shape.taps):
-            total = total + whole[tap : tap + len(x)] * self.taps[:, tap]
-        return silu(total), whole[len(whole) - self.shape.taps + 1 :]
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Cuts channels into normalised queries and keys [tokens, heads, key_dim], and values."""

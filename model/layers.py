@@ -123,6 +123,11 @@ def quick_gelu(x: Tensor) -> Tensor:
     return _by_sigmoid(x, 1.702 * x)
 
 
+def relu2(x: Tensor) -> Tensor:
+    """Squares what ReLU leaves (So et al., Primer, 2021)."""
+    return torch.square(F.relu(x))
+
+
 def _by_sigmoid(x: Tensor, y: Tensor) -> Tensor:
     """Returns x sigmoid(y), spelled out with exp.
 
@@ -133,9 +138,22 @@ def _by_sigmoid(x: Tensor, y: Tensor) -> Tensor:
 
 
 Activation = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class OfMultiple:
+    """An activation of a multiple of its input (Falcon-H1's gates)."""
+
+    activation: Activation
+    factor: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.activation(x * self.factor)
+
+
 ACTIVATIONS: dict[str, Activation] = {
     "silu": silu, "swish": silu, "gelu": gelu, "gelu_new": gelu_tanh, "gelu_fast": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh, "quick_gelu": quick_gelu, "relu": F.relu,
+    "gelu_pytorch_tanh": gelu_tanh, "quick_gelu": quick_gelu, "relu": F.relu, "relu2": relu2,
 }  # fmt: skip
 """Activations of float32, by their names in config files."""
 

@@ -1,6 +1,8 @@
 """Shapes of recurrent layers, which keep a state of fixed size instead of keys and values. Imports no torch."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from cache_manager.states import RecurrentLayer
 from model.errors import CheckpointError
@@ -9,6 +11,13 @@ from model.fields import Fields
 LINEAR, FULL = "linear_attention", "full_attention"
 FLOAT_BYTES = 4  # of a number in a state: rounding would add up over the tokens
 MOST_TAPS = 16
+
+
+class RecurrentShape(Protocol):
+    """Shape of a recurrent layer."""
+
+    def state(self, layer: int) -> RecurrentLayer:
+        """Returns the state of a layer with this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +58,69 @@ class DeltaShape:
         window = self.channels * (self.taps - 1) * FLOAT_BYTES
         return RecurrentLayer(layer, (window, *[self.key_dim * self.value_dim * FLOAT_BYTES] * self.heads))
 
-    def divided(self, size: int) -> "DeltaShape":
-        """Returns the part of one of `size` ranks."""
-        return replace(self, key_heads=self.key_heads // size, heads=self.heads // size)
+
+@dataclass(frozen=True, slots=True)
+class ScanShape:
+    """Shape of a selective state-space layer (Dao and Gu, Transformers are SSMs, 2024: Mamba-2).
+
+    Attributes:
+        heads: Heads of inputs, a multiple of the groups.
+        groups: Groups of neighbouring heads that share what writes into their states and what reads them (B and C).
+        head_dim: Elements of an input of one head.
+        state_dim: Rows of a head's state, each as long as an input.
+        taps: Tokens that the convolution before it sees.
+    """
+
+    heads: int
+    groups: int
+    head_dim: int
+    state_dim: int
+    taps: int
+
+    @property
+    def values(self) -> int:
+        """Elements of the inputs of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Elements of what writes into the states of all groups; as many read them."""
+        return self.groups * self.state_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: inputs, what writes, what reads."""
+        return self.values + 2 * self.keys
+
+    def state(self, layer: int) -> RecurrentLayer:
+        """Returns the state of a layer: the last inputs of its convolution, then a matrix for each head."""
+        window = self.channels * (self.taps - 1) * FLOAT_BYTES
+        return RecurrentLayer(layer, (window, *[self.state_dim * self.head_dim * FLOAT_BYTES] * self.heads))
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionShape:
+    """Shape of a layer that mixes tokens by a short convolution alone (LFM2).
+
+    Attributes:
+        channels: Channels of the convolution.
+        taps: Tokens that it sees.
+    """
+
+    channels: int
+    taps: int
+
+    def state(self, layer: int) -> RecurrentLayer:
+        """Returns the state of a layer: the last inputs of its convolution."""
+        return RecurrentLayer(layer, (self.channels * (self.taps - 1) * FLOAT_BYTES,))
+
+
+def read_taps(fields: Fields, key: str, default: int) -> int:
+    """Returns how many tokens a convolution sees. Raises CheckpointError for numbers out of bounds."""
+    taps = fields.positive(key, default)
+    if not 2 <= taps <= MOST_TAPS:
+        raise fields.refuse(key, f"must be from 2 to {MOST_TAPS}")
+    return taps
 
 
 def read_delta_shape(fields: Fields) -> DeltaShape:
@@ -65,27 +134,34 @@ def read_delta_shape(fields: Fields) -> DeltaShape:
         fields.positive("linear_num_value_heads", 32),
         fields.positive("linear_key_head_dim", 128),
         fields.positive("linear_value_head_dim", 128),
-        fields.positive("linear_conv_kernel_dim", 4),
+        read_taps(fields, "linear_conv_kernel_dim", 4),
     )
     if shape.heads % shape.key_heads:
         raise CheckpointError(
             f"{fields.path}: {shape.heads} value heads cannot share {shape.key_heads} key heads evenly"
         )
-    if not 2 <= shape.taps <= MOST_TAPS:
-        raise fields.refuse("linear_conv_kernel_dim", f"must be from 2 to {MOST_TAPS}")
     return shape
 
 
-def read_linear_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Returns whether each layer is a linear one.
+def read_kinds(
+    fields: Fields, layers: int, key: str, known: Mapping[str, str], default: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Returns the kind of each layer.
+
+    Args:
+        fields: The model's config.json.
+        layers: The number of layers.
+        key: Key with the kinds.
+        known: By name in config.json, the kind that it stands for.
+        default: Kinds where config.json says nothing. None: it must say.
 
     Raises:
-        CheckpointError: 'layer_types' does not name a known type for each layer, or no layer has full attention.
+        CheckpointError: The key does not name a known kind for each layer, or no layer has full attention.
     """
-    every = fields.positive("full_attention_interval", 4)
-    kinds = fields.get("layer_types", list, [LINEAR if (i + 1) % every else FULL for i in range(layers)])
-    if len(kinds) != layers or not all(kind in (LINEAR, FULL) for kind in kinds):
-        raise fields.refuse("layer_types", f"must name {LINEAR!r} or {FULL!r} for each of {layers} layers")
+    named = fields.get(key, list, None if default is None else list(default))
+    if len(named) != layers or not all(isinstance(one, str) and one in known for one in named):
+        raise fields.refuse(key, f"must name {' or '.join(map(repr, known))} for each of {layers} layers")
+    kinds = tuple(known[one] for one in named)
     if FULL not in kinds:
-        raise fields.refuse("layer_types", f"a model without a layer of {FULL!r} is not served")
-    return tuple(kind == LINEAR for kind in kinds)
+        raise fields.refuse(key, f"a model without a layer of {FULL!r} is not served")
+    return kinds

@@ -23,7 +23,7 @@ from model.cpu.kernels.rows import Writer
 from model.cpu.kernels.values import LANES
 from model.cpu.pages import Pages
 from model.cpu.pieces import Pieces, divide
-from model.cpu.recurrence import CpuStates
+from model.cpu.states import CpuStates
 
 SINGLE, SEVERAL = 0, 1
 MOST_RESULT = 2**17  # elements of a token's result; a thread has two such states of 4 bytes on its stack

@@ -10,39 +10,37 @@ from model.blocks import (
     BesideExperts,
     Chain,
     Experts,
+    FeedForward,
     GatedMLP,
+    Mixer,
     Multiplied,
     Parallel,
     PostNorm,
     PreNorm,
     Sandwich,
-    SelfAttention,
     SharedExperts,
+    Single,
+    TwoMixers,
 )  # fmt: skip
 from model.cpu.attention_backend import CpuAttention
 from model.cpu.call_list import CallList
 from model.cpu.cut_rounds import CutRounds
 from model.cpu.kernels.buffer import Buffer
-from model.cpu.kernels.delta import write_attention_gates
 from model.cpu.kernels.element import ELEMENTS, FLOAT
 from model.cpu.kernels.embedding import write_eight_bit_embedding, write_embedding
 from model.cpu.kernels.product import KernelLinear, NotCompiled
 from model.cpu.kernels.program import Call
 from model.cpu.kernels.rows import write_add_gated
 from model.cpu.kernels.values import LANES
-from model.cpu.known_parts import ACTIVATIONS, kernel_of
-from model.cpu.latent_calls import latent_calls
+from model.cpu.known_parts import activation_name, kernel_of
 from model.cpu.layer_input_calls import input_gate_calls, layer_inputs_calls
+from model.cpu.mixer_calls import MixerCalls
 from model.cpu.mixtures import Mixtures
-from model.cpu.norm_arguments import head_norms
-from model.cpu.recurrence import recurrence_calls
 from model.cpu.rounds import HostCall, Rounds
 from model.cpu.shared_memory import SharedMemory
 from model.cpu.step_values import Rotations, StepDepths
 from model.decoder import Decoder
-from model.delta_net import GatedDeltaNet
 from model.embedding_table import EightBitTable, EmbeddingTable, PlainTable
-from model.latent_attention import LatentAttention
 from model.layer_inputs import Extended, LayerInputs
 from model.parallel.collective import Gathered, Summed
 
@@ -77,6 +75,7 @@ class DecoderCalls:
         self.rounds = self._rounds_of(decoder.head)
         self._to = CallList(tokens, wanted, width, self._element, self.rounds)
         self.cells = self._to.cells
+        self._mixers = MixerCalls(attention, self._to, self.rotations)
         self._mixtures = Mixtures(tokens, width, self.cells.at("rows"), self._to.buffer)
         self.depths = StepDepths.of(len(decoder.deepstack), tokens, width)
         self.logits = Buffer.of(wanted, table.vocabulary, FLOAT)
@@ -217,18 +216,12 @@ class DecoderCalls:
         match layer:
             case PreNorm():
                 self._to.norm(layer.attention_norm, x, normal)
-                if isinstance(layer.attention, SelfAttention):
-                    self._attend(layer.attention, normal, x)
-                elif isinstance(layer.attention, LatentAttention):
-                    made = latent_calls(layer.attention, self._attention, self._to, self.rotations, normal)
-                    self._to.linear(layer.attention.output, made, x, add=True)
-                else:
-                    self._recur(layer.attention, normal, x)
+                self._mixers.write(layer.attention, normal, x)
                 self._to.norm(layer.mlp_norm, x, normal)
                 self._mlp(layer.mlp, normal, x)
             case PostNorm():
                 self._to.rounded(x, normal, self._hidden)
-                self._attend(layer.attention, normal, x)
+                self._mixers.write(layer.attention, normal, x)
                 self._to.norm(layer.attention_norm, x, x)
                 self._to.rounded(x, normal, self._hidden)
                 self._mlp(layer.mlp, normal, x)
@@ -239,7 +232,7 @@ class DecoderCalls:
                 if layer.mlp_norm is not None:
                     other = self._to.buffer("normal for the mlp", self._hidden)
                     self._to.norm(layer.mlp_norm, x, other)
-                self._attend(layer.attention, normal, x)
+                self._mixers.write(layer.attention, normal, x)
                 self._mlp(layer.mlp, other, x)
             case Sandwich():
                 made = self._to.buffer("made", self._hidden, FLOAT)
@@ -251,16 +244,19 @@ class DecoderCalls:
                         self._to.norm(before, x, normal)
                     elif not isinstance(part, BesideExperts):
                         self._to.rounded(x, normal, self._hidden)
-                    if isinstance(part, SelfAttention):
-                        self._attend(part, normal, made, add=False)
-                    elif isinstance(part, BesideExperts):
+                    if isinstance(part, BesideExperts):
                         self._beside_experts(part, made)
                     else:
-                        self._mlp(part, normal, made, add=False)
+                        self._part(part, normal, made, add=False)
                     if isinstance(after, Multiplied):
                         self._to.mixed(torch.full((self._tokens,), after.factor), made, x, add=True)
                     else:
                         self._to.norm(after, made, x, add=True)
+            case Single():
+                self._to.norm(layer.norm, x, normal)
+                self._part(layer.part, normal, x)
+            case TwoMixers():
+                self._two_mixers(layer, normal, x)
             case Extended():
                 self._layer(layer.inner)
                 if layer.gate is not None:
@@ -269,42 +265,23 @@ class DecoderCalls:
             case _:
                 raise NotCompiled(f"there are no kernels for a layer of {type(layer).__name__}")
 
-    def _attend(self, attention: SelfAttention, x: Buffer, y: Buffer, add: bool = True) -> None:
-        a, h = attention, self._attention.heads_of(attention.number)
-        first_value = h.heads + (0 if a.values_are_keys else a.kv_heads)
-        qkv = self._to.buffer("qkv", max(kernel_of(a.qkv).columns, (first_value + a.kv_heads) * h.dim), FLOAT)
-        queries, mixed = (self._to.buffer(name, h.heads * h.dim, h.element) for name in ("queries", "mixed"))
-        self._to.linear(a.qkv, x, qkv)
-        norm, *norms = head_norms(a)
-        turns, pairs, apart, cosines, sines = self.rotations.of(a.rope)
-        self._to.call(
-            self._attention.heads_name(norm),
-            self._attention.heads_writer(norm),
-            self.cells.at("rows"), self._attention.slots(a.number), self.cells.at(turns), qkv.tensor, qkv.stride,
-            queries.tensor, self._attention.pool_of(a.number), h.heads, a.kv_heads, first_value, h.dim, pairs, apart,
-            cosines, sines, *norms,
-        )  # fmt: skip
-        self._to.calls += self._attention.calls(a.number, queries.tensor, mixed.tensor, a.sinks)
-        if a.gates is not None:
-            gates, width = self._to.buffer("gates of attention", kernel_of(a.gates).columns, FLOAT), h.heads * h.dim
-            self._to.linear(a.gates, x, gates)
-            self._to.call(
-                f"attention_gates_{h.element.name}", write_attention_gates(h.element),
-                self.cells.at("rows"), gates.tensor, gates.stride, mixed.tensor, mixed.stride, width,
-            )  # fmt: skip
-        self._to.linear(a.output, mixed, y, add=add)
+    def _two_mixers(self, layer: TwoMixers, normal: Buffer, x: Buffer) -> None:
+        """Writes a layer whose mixers read the stream as it was before the first of them."""
+        mixed, made = (self._to.buffer(name, self._hidden, FLOAT) for name in ("made by mixers", "made"))
+        for number, (norm, mixer, factor) in enumerate(layer.mixers):
+            self._to.norm(norm, x, normal)
+            self._mixers.write(mixer, normal, made, add=False)
+            self._to.mixed(torch.full((self._tokens,), factor), made, mixed, add=number > 0)
+        self._to.mixed(torch.ones(self._tokens), mixed, x, add=True)
+        self._to.norm(layer.mlp_norm, x, normal)
+        self._mlp(layer.mlp, normal, made, add=False)
+        self._to.mixed(torch.full((self._tokens,), layer.mlp_factor), made, x, add=True)
 
-    def _recur(self, net: GatedDeltaNet, x: Buffer, y: Buffer) -> None:
-        states, s = self._attention.states, net.shape
-        if states is None:
-            raise NotCompiled("the layout of the KV cache has no states")
-        mixed = self._to.buffer("mixed", s.channels + s.values, FLOAT)
-        raw = self._to.buffer("raw gates", 2 * s.heads, FLOAT)
-        normed = self._to.buffer("normed", s.values)
-        self._to.linear(net.qkvz, x, mixed)
-        self._to.linear(net.gates, x, raw)
-        self._to.calls += recurrence_calls(net, states, self.cells.at("rows"), mixed, raw, normed, self._to.buffer)
-        self._to.linear(net.output, normed, y, add=True)
+    def _part(self, part: Mixer | FeedForward, x: Buffer, y: Buffer, add: bool = True) -> None:
+        if isinstance(part, Mixer):
+            self._mixers.write(part, x, y, add)
+        else:
+            self._mlp(part, x, y, add)
 
     def _mlp(self, mlp: object, x: Buffer, y: Buffer, add: bool = True) -> None:
         match mlp:
@@ -329,10 +306,8 @@ class DecoderCalls:
                 return
             case _:
                 raise NotCompiled(f"there are no kernels for {type(mlp).__name__}")
-        if mlp.activation not in ACTIVATIONS:
-            raise NotCompiled("there is no kernel for its activation")
         inner = self._to.buffer("inner", width)
-        self._to.linear(first, x, inner, activation=ACTIVATIONS[mlp.activation])
+        self._to.linear(first, x, inner, activation=activation_name(mlp.activation))
         self._to.linear(mlp.down, inner, y, add=add)
 
     def _beside_experts(self, part: BesideExperts, y: Buffer) -> None:
@@ -353,7 +328,7 @@ class DecoderCalls:
         self._to.norm(mixture.router_norm, x, seen)
         return normal, seen
 
-    def _add_gated(self, mlp: GatedMLP, gate: object, x: Buffer, y: Buffer) -> None:
+    def _add_gated(self, mlp: GatedMLP | MLP, gate: object, x: Buffer, y: Buffer) -> None:
         """Adds an MLP's result to y, times the sigmoid of a number for each row."""
         numbers, made = (
             self._to.buffer("gates of rows", 1, FLOAT),

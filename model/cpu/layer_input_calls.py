@@ -4,9 +4,8 @@ from model.cpu.call_list import CallList
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.element import FLOAT
 from model.cpu.kernels.layer_inputs import write_input_gates, write_layer_inputs
-from model.cpu.kernels.linear import ACTIVATIONS as ACTIVATE
-from model.cpu.kernels.product import NotCompiled
-from model.cpu.known_parts import ACTIVATIONS, kernel_of
+from model.cpu.kernels.linear import activation_of
+from model.cpu.known_parts import activation_name, kernel_of
 from model.layer_inputs import InputGate, LayerInputs
 
 
@@ -42,15 +41,13 @@ def input_gate_calls(gate: InputGate, to: CallList, stream: Buffer, inputs: Buff
     Raises:
         NotCompiled: There is no kernel for its activation.
     """
-    if gate.activation not in ACTIVATIONS:
-        raise NotCompiled("there is no kernel for the activation of its layers' inputs")
     rounded, width = to.buffer("rounded", to.hidden), kernel_of(gate.gate).outputs
     gates, gated = to.buffer("gates of inputs", kernel_of(gate.gate).columns, FLOAT), to.buffer("gated inputs", width)
-    made, activation = to.buffer("made", to.hidden, FLOAT), ACTIVATIONS[gate.activation]
+    made, activation = to.buffer("made", to.hidden, FLOAT), activation_name(gate.activation)
     to.rounded(stream, rounded, to.hidden)
     to.linear(gate.gate, rounded, gates)
     to.call(
-        f"input_gates_{activation}_{gated.element.name}", write_input_gates(ACTIVATE[activation], gated.element),
+        f"input_gates_{activation}_{gated.element.name}", write_input_gates(activation_of(activation), gated.element),
         to.cells.at("rows"), gates.tensor, gates.stride, inputs.tensor[:, gate.layer * width :], inputs.stride,
         gated.tensor, gated.stride, width,
     )  # fmt: skip

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from model.blocks import Experts, GatedMLP
+from model.blocks import MLP, Experts, GatedMLP
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.choice import MOST_EXPERTS, Choice, write_choice, write_sparse_mixer
 from model.cpu.kernels.element import FLOAT, Element
 from model.cpu.kernels.experts import Routes, write_jobs, write_mixed
 from model.cpu.kernels.product import NotCompiled, experts_call
 from model.cpu.kernels.program import Call
-from model.cpu.known_parts import ACTIVATIONS, kernel_of
+from model.cpu.known_parts import activation_name, kernel_of
 from model.routing import AnyRouting, SparseMixer
 
 MakeBuffer = Callable[[str, int, Element | None, int], Buffer]
@@ -45,19 +45,20 @@ class Mixtures:
             NotCompiled: There are no kernels for its experts.
         """
         parts, routes = _parts(mlp), self._routes_of(len(mlp.experts), mlp.routing.used)
-        gates, downs = [kernel_of(part.gate_up) for part in parts], [kernel_of(part.down) for part in parts]
-        if not all(gate.gated for gate in gates) or len({(part.activation, part.limit) for part in parts}) > 1:
-            raise NotCompiled("its experts' gates were not loaded as such (gated=True), or their activations differ")
+        firsts, downs = [kernel_of(_first(part)) for part in parts], [kernel_of(part.down) for part in parts]
+        limits = {part.limit if isinstance(part, GatedMLP) else None for part in parts}
+        if len(limits) > 1 or len({part.activation for part in parts}) > 1:
+            raise NotCompiled("its experts' activations differ, or the limits of their gates")
         rows, experts, used = self._rows, len(parts), mlp.routing.used
         logits = self._buffer("logits of experts", experts, FLOAT, 1)
         inner = self._buffer("inner of experts", downs[0].inputs, None, used)
         made = self._buffer("made by experts", self._hidden, FLOAT, used)
-        activation = ACTIVATIONS[parts[0].activation]
+        activation = activation_name(parts[0].activation)
         return [
             *kernel_of(mlp.router).calls(rows, seen, logits, self._room),
             choice_call(mlp.routing, routes, rows, logits),
             Call("jobs", write_jobs, (rows, used, experts, routes.chosen, routes.order, routes.jobs, routes.count)),
-            experts_call(gates, routes, x, inner, gather=True, activation=activation, limit=parts[0].limit),
+            experts_call(firsts, routes, x, inner, gather=True, activation=activation, limit=limits.pop()),
             experts_call(downs, routes, inner, made, gather=False),
             Call(
                 f"mixed{'_add' if add else ''}", write_mixed(add),
@@ -107,8 +108,17 @@ def choice_call(routing: AnyRouting, routes: Routes, rows: int | Tensor, logits:
     )  # fmt: skip
 
 
-def _parts(mlp: Experts) -> list[GatedMLP]:
-    parts = [part for part in mlp.experts if isinstance(part, GatedMLP)]
-    if len(parts) < len(mlp.experts) or any(part.activation not in ACTIVATIONS for part in parts):
+def _first(part: GatedMLP | MLP) -> object:
+    """Returns the first product of an expert. Raises NotCompiled unless its gates, if it has some, lie beside it."""
+    if isinstance(part, MLP):
+        return part.up
+    if not kernel_of(part.gate_up).gated:
+        raise NotCompiled("its experts' gates were not loaded as such (gated=True)")
+    return part.gate_up
+
+
+def _parts(mlp: Experts) -> list[GatedMLP | MLP]:
+    parts = [part for part in mlp.experts if isinstance(part, GatedMLP | MLP)]
+    if len(parts) < len(mlp.experts):
         raise NotCompiled("there are no kernels for its experts")
     return parts

@@ -1,112 +1,141 @@
-"""Recurrent layers by kernels: the states in the pool, and the calls of a layer."""
+"""Recurrent layers as calls of kernels."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
-import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from cache_manager.layout import KVLayout
-from model.attention.backend import StateSegments
+from model.blocks import Recurrence
+from model.cpu.call_list import CallList
 from model.cpu.kernels.buffer import Buffer
-from model.cpu.kernels.delta import (
-    CELLS,
-    together,
-    write_convolution,
-    write_gated_norm,
-    write_gates,
-    write_recurrence,
-)
-from model.cpu.kernels.element import FLOAT, Element
+from model.cpu.kernels.delta import write_gated_norm, write_gates, write_recurrence
+from model.cpu.kernels.element import FLOAT
 from model.cpu.kernels.product import NotCompiled
-from model.cpu.kernels.program import Call
+from model.cpu.kernels.state_space import write_mixer_norm, write_scan, write_steps
+from model.cpu.kernels.states import Convolution, together, write_convolution
 from model.cpu.kernels.values import LANES
+from model.cpu.states import CpuStates
 from model.delta_net import GatedDeltaNet
-
-MakeBuffer = Callable[[str, int, Element], Buffer]
-
-
-class CpuStates:
-    """States of recurrent layers in the pages of a pool, and the cells with a step's segments.
-
-    Args:
-        layout: Layout of the pool.
-        pool: All pages, one after the other, as bytes.
-    """
-
-    def __init__(self, layout: KVLayout, pool: Tensor) -> None:
-        self.pool, self.page_bytes, self._places = pool, layout.page_bytes, layout.states.places
-        self._numbers = np.zeros(len(CELLS), np.int64)
-        self._arrays: tuple[np.ndarray, ...] = ()
-
-    def cells(self) -> list[int]:
-        """Returns the addresses of the cells, in the order of `CELLS`."""
-        return [int(self._numbers.ctypes.data + 8 * i) for i in range(len(CELLS))]
-
-    def begin(self, segments: StateSegments | None) -> None:
-        """Sets the cells of a step, and keeps its arrays alive until the next one."""
-        if segments is None:
-            return
-        self._arrays = (
-            np.ascontiguousarray(segments.offsets, np.int64),
-            np.ascontiguousarray(segments.counts, np.int64),
-            np.ascontiguousarray(segments.follows, np.int64),
-            np.ascontiguousarray(segments.sources, np.int32),
-            np.ascontiguousarray(segments.targets, np.int32),
-        )
-        self._numbers[:] = len(segments.counts), *(array.ctypes.data for array in self._arrays)
-
-    def places(self, layer: int) -> np.ndarray:
-        """Returns [2, units] int64 of a layer: which page of a state has each unit, and at which byte."""
-        places = self._places[layer]
-        return np.array([[one.page for one in places], [one.offset for one in places]], np.int64)
+from model.short_convolution import ShortConvolution
+from model.state_space import StateSpace
 
 
-def recurrence_calls(
-    net: GatedDeltaNet, states: CpuStates, rows: int, mixed: Buffer, raw: Buffer, y: Buffer, buffer: MakeBuffer
-) -> list[Call]:
-    """Returns the calls of a layer between its products.
+class RecurrenceCalls:
+    """Writes recurrent layers as calls.
 
     Args:
-        net: The layer.
-        states: States of the layers.
-        rows: Address of the cell with the number of rows.
-        mixed: Queries, keys, values and output gates, float32.
-        raw: Write gates and decays, before their activations, float32.
-        y: The result, of the products' element.
-        buffer: Returns the buffer of a name, width and element, which all layers share.
-
-    Raises:
-        NotCompiled: A size is no multiple of a vector.
+        states: States of the layers, None for a model without some.
+        to: The calls of a step.
     """
-    s = net.shape
-    for what, size in (("channels", s.channels), ("elements of a key", s.key_dim), ("of a value", s.value_dim)):
+
+    def __init__(self, states: CpuStates | None, to: CallList) -> None:
+        self._states, self._to = states, to
+
+    def write(self, mixer: Recurrence, x: Buffer, y: Buffer, add: bool) -> None:
+        """Writes a layer that reads x, of the products' element, and writes y, float32, or adds to it.
+
+        Raises:
+            NotCompiled: A size is no multiple of a vector, or the pool has no states.
+        """
+        if self._states is None:
+            raise NotCompiled("the layout of the KV cache has no states")
+        match mixer:
+            case GatedDeltaNet():
+                made = self._delta(mixer, self._states, x)
+            case StateSpace():
+                made = self._state_space(mixer, self._states, x)
+            case ShortConvolution():
+                made = self._short_convolution(mixer, self._states, x)
+        self._to.linear(mixer.output, made, y, add=add)
+
+    def _convolve(
+        self, kind: Convolution, number: int, states: CpuStates, x: Buffer, y: Buffer, taps: Tensor, bias: Tensor | None
+    ) -> None:
+        where = states.places(number)
+        self._to.call(
+            kind.name, write_convolution(kind),
+            *states.cells(), x.tensor, x.stride, taps.T.contiguous(), 0 if bias is None else bias, y.tensor, y.stride,
+            len(taps), states.pool, states.page_bytes, int(where[0, 0]), int(where[1, 0]),
+        )  # fmt: skip
+
+    def _short_convolution(self, mixer: ShortConvolution, states: CpuStates, x: Buffer) -> Buffer:
+        channels = mixer.shape.channels
+        _check((("channels", channels),))
+        inputs, made = self._to.buffer("gated inputs", 3 * channels, FLOAT), self._to.buffer("convolved", channels)
+        self._to.linear(mixer.inputs, x, inputs)
+        kind = Convolution(mixer.shape.taps, mixer.bias is not None, made.element)
+        self._convolve(kind, mixer.number, states, inputs, made, mixer.taps, mixer.bias)
+        return made
+
+    def _delta(self, net: GatedDeltaNet, states: CpuStates, x: Buffer) -> Buffer:
+        s, to, rows = net.shape, self._to, self._to.cells.at("rows")
+        _check((("channels", s.channels), ("elements of a key", s.key_dim), ("of a value", s.value_dim)))
+        padded, vectors, where = _in_vectors(s.heads), together(s.value_dim), states.places(net.number)
+        mixed, raw = to.buffer("mixed", s.channels + s.values, FLOAT), to.buffer("raw gates", 2 * s.heads, FLOAT)
+        convolved, made = to.buffer("convolved", s.channels, FLOAT), to.buffer("recurrence", s.values, FLOAT)
+        gates, normed = to.buffer("gates of a recurrence", 2 * padded, FLOAT), to.buffer("normed", s.values)
+        to.linear(net.qkvz, x, mixed)
+        to.linear(net.gates, x, raw)
+        self._convolve(Convolution(s.taps), net.number, states, mixed, convolved, net.taps, None)
+        to.call(
+            "delta_gates", write_gates(),
+            rows, raw.tensor, raw.stride, _whole(net.decay), _whole(net.bias), gates.tensor, gates.stride, s.heads,
+            padded,
+        )  # fmt: skip
+        to.call(
+            f"delta_{s.key_dim}_{vectors}", write_recurrence(s.key_dim, vectors),
+            *states.cells(), convolved.tensor, convolved.stride, gates.tensor, gates.stride, padded, made.tensor,
+            made.stride, s.keys, s.heads, s.heads // s.key_heads, s.value_dim, states.pool, states.page_bytes,
+            where[0, 1:].copy(), where[1, 1:].copy(), s.key_dim**-0.5,
+        )  # fmt: skip
+        to.call(
+            f"gated_norm_{normed.element.name}", write_gated_norm(normed.element),
+            rows, made.tensor, made.stride, mixed.tensor[:, s.channels :], mixed.stride, net.norm, normed.tensor,
+            normed.stride, s.heads, s.value_dim, net.eps,
+        )  # fmt: skip
+        return normed
+
+    def _state_space(self, mixer: StateSpace, states: CpuStates, x: Buffer) -> Buffer:
+        s, to, rows, norm = mixer.shape, self._to, self._to.cells.at("rows"), mixer.norm
+        width = s.values // s.groups
+        _check((("channels", s.channels), ("elements of a head", s.head_dim), ("of a group", width)))
+        padded, vectors, where = _in_vectors(s.heads), together(s.head_dim), states.places(mixer.number)
+        mixed = to.buffer("mixed", s.channels + s.values + padded, FLOAT)
+        convolved, made = to.buffer("convolved", s.channels, FLOAT), to.buffer("recurrence", s.values, FLOAT)
+        steps, normed = to.buffer("time steps", 2 * padded, FLOAT), to.buffer("normed", s.values)
+        to.linear(mixer.inputs, x, mixed)
+        self._convolve(Convolution(s.taps, biased=True), mixer.number, states, mixed, convolved, mixer.taps, mixer.bias)
+        raw = mixed.tensor[:, s.channels + s.values :]
+        to.call(
+            "state_space_steps", write_steps(),
+            rows, raw, mixed.stride, _whole(mixer.steps.decay), _whole(mixer.steps.bias), steps.tensor, steps.stride,
+            padded, mixer.steps.factor, mixer.steps.least, mixer.steps.most,
+        )  # fmt: skip
+        to.call(
+            f"state_space_{s.state_dim}_{vectors}", write_scan(s.state_dim, vectors),
+            *states.cells(), convolved.tensor, convolved.stride, steps.tensor, steps.stride, padded, made.tensor,
+            made.stride, s.keys, s.heads, s.heads // s.groups, s.head_dim, states.pool, states.page_bytes,
+            where[0, 1:].copy(), where[1, 1:].copy(), mixer.skip,
+        )  # fmt: skip
+        to.call(
+            f"mixer_norm_{norm.order.name.lower()}_{normed.element.name}", write_mixer_norm(norm.order, normed.element),
+            rows, made.tensor, made.stride, mixed.tensor[:, s.channels :], mixed.stride, norm.weight, normed.tensor,
+            normed.stride, s.groups, width, norm.eps, norm.factor,
+        )  # fmt: skip
+        return normed
+
+
+def _check(sizes: Sequence[tuple[str, int]]) -> None:
+    for what, size in sizes:
         if size % LANES:
             raise NotCompiled(f"a recurrent layer has {size} {what}, no multiple of {LANES}")
-    padded, vectors = -(-s.heads // LANES) * LANES, together(s.value_dim)
-    convolved, made = buffer("convolved", s.channels, FLOAT), buffer("made by a recurrence", s.values, FLOAT)
-    gates, cells = buffer("gates of a recurrence", 2 * padded, FLOAT), states.cells()
-    where, pool = states.places(net.number), states.pool
-    rate, bias = (F.pad(part, (0, padded - s.heads)) for part in (net.decay, net.bias))
-    return [
-        Call(
-            f"convolution_{s.taps}", write_convolution(s.taps),
-            (*cells, mixed.tensor, mixed.stride, net.taps.T.contiguous(), convolved.tensor, convolved.stride,
-             s.channels, pool, states.page_bytes, int(where[0, 0]), int(where[1, 0])),
-        ),
-        Call(
-            "delta_gates", write_gates(),
-            (rows, raw.tensor, raw.stride, rate, bias, gates.tensor, gates.stride, s.heads, padded),
-        ),
-        Call(
-            f"delta_{s.key_dim}_{vectors}", write_recurrence(s.key_dim, vectors),
-            (*cells, convolved.tensor, convolved.stride, gates.tensor, gates.stride, padded, made.tensor, made.stride,
-             s.keys, s.heads, s.heads // s.key_heads, s.value_dim, pool, states.page_bytes,
-             where[0, 1:].copy(), where[1, 1:].copy(), s.key_dim**-0.5),
-        ),
-        Call(
-            f"gated_norm_{y.element.name}", write_gated_norm(y.element),
-            (rows, made.tensor, made.stride, mixed.tensor[:, s.channels :], mixed.stride, net.norm, y.tensor, y.stride,
-             s.heads, s.value_dim, net.eps),
-        ),
-    ]  # fmt: skip
+
+
+def _in_vectors(heads: int) -> int:
+    """Returns the number of heads in whole vectors."""
+    return -(-heads // LANES) * LANES
+
+
+def _whole(of_heads: Tensor) -> Tensor:
+    """Returns numbers of heads, filled up with zeros to whole vectors."""
+    return F.pad(of_heads, (0, _in_vectors(len(of_heads)) - len(of_heads)))

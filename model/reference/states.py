@@ -44,10 +44,11 @@ class PagedStates:
         if pages[0] == NONE:
             return None
         window, *matrices = self._units(layer, pages)
-        return [window.clone(), torch.cat(matrices)]
+        return [window.clone(), *([torch.cat(matrices)] if matrices else [])]
 
     def _write(self, layer: int, pages: NDArray[np.int32], state: Sequence[Tensor]) -> None:
         window, *matrices = self._units(layer, pages)
         window.copy_(state[0])
-        for place, matrix in zip(matrices, state[1].view(len(matrices), -1), strict=True):
-            place.copy_(matrix)
+        if matrices:
+            for place, matrix in zip(matrices, state[1].view(len(matrices), -1), strict=True):
+                place.copy_(matrix)

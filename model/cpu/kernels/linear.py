@@ -12,6 +12,7 @@ alone.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from model.cpu.kernels import math
@@ -38,7 +39,26 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_tanh": math.gelu_tanh,
     "quick_gelu": math.quick_gelu,
     "relu": math.relu,
+    "relu2": math.relu2,
 }
+
+
+OF = "_of_"
+
+
+def multiple_of(activation: str, factor: float) -> str:
+    """Returns the name of an activation of a multiple of its input. The factor is in it, as float32."""
+    return f"{activation}{OF}{np.float32(factor).tobytes().hex()}"
+
+
+def activation_of(name: str) -> Activation:
+    """Returns the activation of a name."""
+    base, _, factor = name.partition(OF)
+    activation = ACTIVATIONS[base]
+    if not factor:
+        return activation
+    number = float(np.frombuffer(bytes.fromhex(factor), np.float32)[0])
+    return lambda code, x: activation(code, x * number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +311,7 @@ def _of_octets(code: Code, sums: list[Value], inputs: Value, panel: WeightPanel)
 
 
 def _end(code: Code, ending: Epilogue, made: list[Value], place: Value) -> None:
-    activation = ACTIVATIONS.get(ending.activation or "")
+    activation = None if ending.activation is None else activation_of(ending.activation)
     if ending.gated:
         gate, up = made
         if ending.limit is not None:

@@ -70,6 +70,12 @@ def erf(code: Code, x: Value) -> Value:
     return code.select(x < 0.0, -1.0 * y, y)
 
 
+def softplus(code: Code, x: Value) -> Value:
+    """Returns log(1 + e^x)."""
+    made = code.maximum(x, 0.0) + log(code, exp(code, -1.0 * code.absolute(x)) + 1.0)
+    return code.select(x >= x, made, x)  # a maximum leaves NaN out
+
+
 def silu(code: Code, x: Value) -> Value:
     return x * sigmoid(code, x)
 
@@ -90,3 +96,8 @@ def quick_gelu(code: Code, x: Value) -> Value:
 
 def relu(code: Code, x: Value) -> Value:
     return code.select(x < 0.0, code.like(x, 0.0), x)
+
+
+def relu2(code: Code, x: Value) -> Value:
+    made = relu(code, x)
+    return made * made

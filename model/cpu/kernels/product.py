@@ -13,7 +13,7 @@ from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.element import FLOAT, OCTET, Element
 from model.cpu.kernels.experts import Routes, write_experts
 from model.cpu.kernels.group_panels import GroupPanels, PanelGroups
-from model.cpu.kernels.linear import ACTIVATIONS, Epilogue, in_panels, pack, write_linear
+from model.cpu.kernels.linear import Epilogue, activation_of, in_panels, pack, write_linear
 from model.cpu.kernels.panels import PANEL, Panels
 from model.cpu.kernels.prepared import ZERO, Preparation
 from model.cpu.kernels.program import Call, Machine
@@ -180,7 +180,8 @@ def gated_call(rows: int, x: Buffer, y: Buffer, width: int, activation: str | No
     """Makes the call that multiplies `width` columns with the activated ones before them."""
     name = f"gated_{activation or 'linear'}_{y.element.name}"
     arguments = rows, x.tensor, x.stride, width, y.tensor, y.stride
-    return Call(name, write_gated(ACTIVATIONS.get(activation or ""), y.element), arguments)
+    function = None if activation is None else activation_of(activation)
+    return Call(name, write_gated(function, y.element), arguments)
 
 
 Room = Callable[[str, int, Element], Buffer]
