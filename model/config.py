@@ -11,11 +11,12 @@ from model.families import ALIASES, FAMILIES, RENAMED, Family, family_of
 from model.fields import Fields, read_json
 from model.gguf.config import read_gguf_config
 from model.gguf.split import SUFFIX, is_gguf
+from model.hybrids import Mixers
 from model.latent import LatentShape
 from model.layer_kv import LayerKV
 from model.multimodal import NANO, Vision, read_text
 from model.nano import is_nano, read_nano_text, read_nano_vision
-from model.recurrent import DeltaShape
+from model.recurrent import RecurrentShape
 from model.vision_families import KINDS
 from scheduler.invalid import InvalidRequest
 from scheduler.limits import ModelDefaults
@@ -47,7 +48,8 @@ class ModelConfig:
         vision: None for a model of text alone.
         first_position: Position that rope gives the first token.
         latent: Shape of latent attention. None for a model with other attention.
-        recurrent: Shape of each layer's recurrence, None for a layer of attention. () where all have attention.
+        recurrent: Shape of each layer's recurrence, None for a layer without one. () where none has one.
+        attends: Whether each layer has attention. () where all have.
         kv_shapes: KV of each layer. () where all layers have `kv_heads` of `head_dim`.
         kv_layers: By layer, number of the layer whose KV it reads: an earlier one has written it. () where each layer
             has its own.
@@ -72,7 +74,8 @@ class ModelConfig:
     vision: Vision | None = None
     first_position: int = 0
     latent: LatentShape | None = None
-    recurrent: tuple[DeltaShape | None, ...] = ()
+    recurrent: tuple[RecurrentShape | None, ...] = ()
+    attends: tuple[bool, ...] = ()
     kv_shapes: tuple[KVShape, ...] = ()
     kv_layers: tuple[int, ...] = ()
     quantization: Fields | None = field(default=None, repr=False, compare=False)
@@ -101,11 +104,11 @@ class ModelConfig:
     def kv_layout(self, page_size: int, dtype: str) -> KVLayout:
         """Returns the layout of the KV cache in a pool of this dtype."""
         element, scale = KV_BYTES[dtype]
-        recurrences, owners = self.recurrent or (None,) * self.layers, self.kv_layers or range(self.layers)
-        own = [layer for layer in range(self.layers) if recurrences[layer] is None and owners[layer] == layer]
+        attends, owners = self.attends or (True,) * self.layers, self.kv_layers or range(self.layers)
+        own = [layer for layer in range(self.layers) if attends[layer] and owners[layer] == layer]
         groups = layer_groups([self.layer_shapes[layer] for layer in own], [self.windows[layer] for layer in own])
         numbered = tuple(replace(group, layers=tuple(own[i] for i in group.layers)) for group in groups)
-        states = tuple(one.state(layer) for layer, one in enumerate(recurrences) if one is not None)
+        states = tuple(one.state(layer) for layer, one in enumerate(self.recurrent) if one is not None)
         return KVLayout(numbered, element, page_size, scale, states)
 
 
@@ -180,6 +183,7 @@ def _architecture(fields: Fields) -> str:
 def _read(architecture: str, fields: Fields) -> ModelConfig:
     """Reads the config of a text model. Raises CheckpointError."""
     path, family = fields.path, family_of(architecture)
+    fields = fields if family.said is None else family.said(fields)
     hidden, heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
     layers, context = fields.positive("num_hidden_layers"), _context(fields, family.context)
     kv_heads = family.kv_heads(fields, heads)
@@ -194,6 +198,7 @@ def _read(architecture: str, fields: Fields) -> ModelConfig:
     )
     for shape in by_layer.shapes:
         _check_heads(path, heads, shape.heads)
+    mixers = Mixers() if family.mixers is None else family.mixers(fields, layers)
     capped = family.soft_cap is not None and fields.values.get("attn_logit_softcapping", 1) is not None
     return ModelConfig(
         architecture=architecture,
@@ -212,7 +217,8 @@ def _read(architecture: str, fields: Fields) -> ModelConfig:
         eos_token_ids=_eos(path, fields.values, fields.positive("vocab_size")) or (),
         fields=fields,
         latent=latent,
-        recurrent=() if family.recurrent is None else tuple(family.recurrent(fields, layers)),
+        recurrent=mixers.recurrent,
+        attends=mixers.attends,
         kv_shapes=by_layer.shapes,
         kv_layers=by_layer.owners,
     )
@@ -228,7 +234,8 @@ def _scale(fields: Fields, family: Family, head_dim: int) -> float:
         return 1.0
     if family.multiplied:
         return fields.positive_float("attention_multiplier", 1.0)
-    return (fields.positive_float("query_pre_attn_scalar", 256.0) if family.scaled else head_dim) ** -0.5
+    factor = fields.positive_float("key_multiplier", 1.0) if family.key_multiplied else 1.0
+    return factor * (fields.positive_float("query_pre_attn_scalar", 256.0) if family.scaled else head_dim) ** -0.5
 
 
 def _context(fields: Fields, default: int | None) -> int:

@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from cache_manager.layout import KVShape
 from model.errors import CheckpointError, shown
 from model.fields import Fields
+from model.hybrids import (
+    Mixers,
+    mixers_of_falcon_h1,
+    mixers_of_granite,
+    mixers_of_lfm2,
+    mixers_of_nemotron,
+    mixers_of_qwen,
+    said_of_lfm2,
+    said_of_lfm2_moe,
+    said_of_nemotron,
+)
 from model.latent import LatentShape, read_latent_shape, read_mistral_shape
 from model.layer_kv import LayerKV, read_shapes, shared_owners
-from model.recurrent import DeltaShape, read_delta_shape, read_linear_layers
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -174,11 +184,6 @@ def _one_kv_head(fields: Fields, heads: int) -> int:  # noqa: ARG001
     return 1
 
 
-def _delta_layers(fields: Fields, layers: int) -> Sequence[DeltaShape | None]:
-    shape = read_delta_shape(fields)
-    return [shape if linear else None for linear in read_linear_layers(fields, layers)]
-
-
 @dataclass(frozen=True, slots=True)
 class Family:
     """Shape of a family's attention, with the values that hold where config.json is silent.
@@ -192,9 +197,10 @@ class Family:
         scaled: Whether 'query_pre_attn_scalar' sets the scale of attention's scores.
         unscaled: Whether scores have no factor.
         multiplied: Whether 'attention_multiplier' is that scale.
+        key_multiplied: Whether 'key_multiplier' is a factor of keys, which is one of the scores.
         norm_eps: Value of 'rms_norm_eps'.
-        recurrent: Returns for each layer the shape of its recurrence, None for one of attention. None: all have
-            attention.
+        mixers: Returns what mixes the tokens of each layer. None: all have attention.
+        said: Returns config.json in the words of other families. None: it is in them.
         latent: Reads the shape of latent attention. None: the family has none.
         by_layer: Reads what layers differ in, from config.json, the number of layers and the KV of most of them. None:
             all layers have KV of one shape each.
@@ -209,9 +215,11 @@ class Family:
     scaled: bool = False
     unscaled: bool = False
     multiplied: bool = False
+    key_multiplied: bool = False
     norm_eps: float = 1e-6
     soft_cap: float | None = None
-    recurrent: Callable[[Fields, int], Sequence[DeltaShape | None]] | None = None
+    mixers: Callable[[Fields, int], Mixers] | None = None
+    said: Callable[[Fields], Fields] | None = None
     latent: Callable[[Fields], LatentShape] | None = None
     by_layer: Callable[[Fields, int, KVShape], LayerKV] | None = None
 
@@ -231,6 +239,7 @@ FAMILIES = {
     "GptOssForCausalLM": Family(_by_type(128, every_other), head_dim=64, norm_eps=1e-5),
     "GraniteForCausalLM": Family(multiplied=True),
     "GraniteMoeForCausalLM": Family(multiplied=True),
+    "GraniteMoeHybridForCausalLM": Family(multiplied=True, mixers=mixers_of_granite),
     "HunYuanDenseV1ForCausalLM": Family(norm_eps=1e-5),
     "LlamaForCausalLM": LIKE_LLAMA,
     "Mistral4ForCausalLM": Family(kv_heads=_one_kv_head, latent=read_mistral_shape),
@@ -241,9 +250,9 @@ FAMILIES = {
     "Qwen2ForCausalLM": Family(_where_used(_last_ones)),
     "Qwen2MoeForCausalLM": Family(_where_used(_odd_ones)),
     "Qwen3ForCausalLM": Family(_where_used(_last_ones), head_dim=128),
-    "Qwen3NextForCausalLM": Family(head_dim=256, recurrent=_delta_layers),
-    "Qwen3_5ForCausalLM": Family(head_dim=256, recurrent=_delta_layers),
-    "Qwen3_5MoeForCausalLM": Family(head_dim=256, recurrent=_delta_layers),
+    "Qwen3NextForCausalLM": Family(head_dim=256, mixers=mixers_of_qwen),
+    "Qwen3_5ForCausalLM": Family(head_dim=256, mixers=mixers_of_qwen),
+    "Qwen3_5MoeForCausalLM": Family(head_dim=256, mixers=mixers_of_qwen),
     "Qwen3MoeForCausalLM": Family(_where_used(all_sliding)),
     "GemmaForCausalLM": Family(head_dim=256, tied=True),
     "Gemma2ForCausalLM": Family(_by_type(4096, every_other), head_dim=256, tied=True, scaled=True, soft_cap=50.0),
@@ -264,6 +273,10 @@ FAMILIES = {
     "SmolLM3ForCausalLM": Family(_windows_of_smollm3, tied=True),
     "StableLmForCausalLM": LIKE_LLAMA,
     "Starcoder2ForCausalLM": Family(_everywhere(None), tied=True),
+    "FalconH1ForCausalLM": Family(key_multiplied=True, norm_eps=1e-5, mixers=mixers_of_falcon_h1),
+    "Lfm2ForCausalLM": Family(context=128000, tied=True, mixers=mixers_of_lfm2, said=said_of_lfm2),
+    "Lfm2MoeForCausalLM": Family(context=128000, tied=True, mixers=mixers_of_lfm2, said=said_of_lfm2_moe),
+    "NemotronHForCausalLM": Family(head_dim=128, mixers=mixers_of_nemotron, said=said_of_nemotron),
     "FalconForCausalLM": Family(kv_heads=_kv_heads_of_falcon, context=2048, tied=True),
 }
 """All text models that are served, by the name of their architecture."""

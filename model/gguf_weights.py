@@ -9,6 +9,7 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.gguf.names import Change, Named, hub_names
 from model.gguf.split import is_gguf, open_model
+from model.recurrent import DeltaShape
 from model.weight_formats.gguf import groups_of
 from model.weight_formats.groups import blocks_of, bring_back
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
@@ -98,7 +99,7 @@ class GGUFCheckpoint(Checkpoint):
 
     def _heads_together(self, change: Change, tensor: Tensor) -> Tensor:
         """Puts value heads that share a key head beside each other. Tensors of another shape are left to the reader."""
-        shape = next(one for one in self._config.recurrent if one is not None)
+        shape = next(one for one in self._config.recurrent if isinstance(one, DeltaShape))
         tiles = HeadTiles(shape.key_heads, shape.heads // shape.key_heads, shape.value_dim)
         if change is Change.TILED_INPUTS:  # blocks are put in order by their format
             is_plain = tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] == tiles.width

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from model.blocks import Experts, GatedMLP, SharedExperts
+from model.blocks import MLP, Experts, GatedMLP, SharedExperts
 from model.config import ModelConfig
 from model.errors import CheckpointError
-from model.layers import read_activation
+from model.layers import Activation, read_activation
 from model.routing import AnyRouting, Groups
 from model.tensors import Tensors
 
@@ -92,6 +92,24 @@ def load_experts(
     else:
         parts = at.each("experts.", experts, names.apart, lambda own: _load_one(config, own, width, names.apart))
     return Experts(at.unquantized().linear(names.router, config.hidden, experts), parts, routing)
+
+
+def load_ungated_experts(
+    config: ModelConfig, at: Tensors, experts: int, width: int, routing: AnyRouting, activation: Activation
+) -> Experts:
+    """Loads experts that are MLPs without gates, each by itself or all in two tensors; arguments as `load_experts`."""
+    up, down = "up_proj", "down_proj"
+    if at.is_stacked(f"experts.{up}", config.hidden, width):
+        wide = at.stacked(f"experts.{up}", experts, config.hidden, width)
+        narrow = at.stacked(f"experts.{down}", experts, width, config.hidden)
+        parts = [MLP(first, last, activation) for first, last in zip(wide, narrow, strict=True)]
+    else:
+
+        def load(own: Tensors) -> MLP:
+            return MLP(own.linear(up, config.hidden, width), own.linear(down, width, config.hidden), activation)
+
+        parts = at.each("experts.", experts, (up, down), load)
+    return Experts(at.unquantized().linear("gate", config.hidden, experts), parts, routing)
 
 
 def load_with_shared(

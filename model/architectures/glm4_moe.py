@@ -49,8 +49,19 @@ def load_deepseek_experts(
         width: Width of an expert, likewise.
         factor: Factor of experts' weights, likewise.
     """
+    routing, experts = read_sigmoid_routing(config, at, default, groups, factor)
+    width = config.fields.positive("moe_intermediate_size", width)
+    shared = config.fields.positive("n_shared_experts", 1) * width
+    routed = load_experts(config, at, experts, width, routing)
+    return at.ranks.summed(load_with_shared(config, at, routed, "shared_experts", shared))
+
+
+def read_sigmoid_routing(
+    config: ModelConfig, at: Tensors, default: tuple[int, int], groups: tuple[int, int], factor: float
+) -> tuple[Routing, int]:
+    """Reads how experts are chosen, and their number; arguments as `load_deepseek_experts`."""
     fields = config.fields
-    experts, width = fields.positive("n_routed_experts", default[0]), fields.positive("moe_intermediate_size", width)
+    experts = fields.positive("n_routed_experts", default[0])
     used = read_used(config, experts, default[1])
     routing = Routing(
         used,
@@ -60,9 +71,7 @@ def load_deepseek_experts(
         groups=read_groups(config, experts, used, 2, groups),
         factor=fields.positive_float("routed_scaling_factor", factor),
     )
-    shared = fields.positive("n_shared_experts", 1) * width
-    routed = load_experts(config, at, experts, width, routing)
-    return at.ranks.summed(load_with_shared(config, at, routed, "shared_experts", shared))
+    return routing, experts
 
 
 def ignore_predictors(

@@ -3,7 +3,7 @@
 It has an MLP, or a mixture of experts whose tensors hold all experts (Granite MoE, PowerMoE).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from model.architectures.experts import ExpertNames, load_experts, read_used
@@ -11,6 +11,7 @@ from model.architectures.llama import load_attention, load_decoder, load_mlp, lo
 from model.blocks import FeedForward, Multiplied, Sandwich
 from model.config import ModelConfig
 from model.decoder import Decoder
+from model.forward import Layer
 from model.routing import Routing
 from model.tensors import Tensors
 
@@ -52,7 +53,12 @@ def _load(config: ModelConfig, tensors: Tensors, feed_forward: Callable[[Tensors
             before_mlp=at.rms_norm("post_attention_layernorm", c.hidden, norm_eps(c)),
         )
 
-    decoder = load_decoder(config, tensors, [layer(number) for number in range(c.layers)])
+    return with_factors(c, tensors, [layer(number) for number in range(c.layers)])
+
+
+def with_factors(config: ModelConfig, tensors: Tensors, layers: Sequence[Layer]) -> Decoder:
+    """Loads a decoder around its layers, with the factors of its embeddings and logits."""
+    c, decoder = config, load_decoder(config, tensors, layers)
     scale = c.fields.positive_float("embedding_multiplier", 1.0)
     return replace(
         decoder,

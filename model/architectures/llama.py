@@ -6,7 +6,7 @@ SmolLM3 has layers without rotary positions (Yang et al., RoPE to NoPE and Back 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from model.blocks import GatedMLP, Norm, PreNorm, SelfAttention, Together
 from model.config import ModelConfig
@@ -19,6 +19,22 @@ from model.rope import Rope, read_rope
 from model.tensors import Tensors, in_halves
 
 HeadNorm = Callable[[Tensors, str], Norm]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionNames:
+    """Names of the tensors of attention."""
+
+    query: str = "self_attn.q_proj"
+    key: str = "self_attn.k_proj"
+    value: str = "self_attn.v_proj"
+    together: str = "self_attn.qkv_proj"
+    output: str = "self_attn.o_proj"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+
+
+ATTENTION_NAMES = AttentionNames()
 
 
 def load_llama(config: ModelConfig, tensors: Tensors) -> Decoder:
@@ -88,17 +104,30 @@ def _load(
     return load_decoder(config, tensors, [layer(number) for number in range(c.layers)])
 
 
-def load_decoder(config: ModelConfig, tensors: Tensors, layers: Sequence[Layer], norm_offset: float = 0.0) -> Decoder:
+def load_decoder(
+    config: ModelConfig,
+    tensors: Tensors,
+    layers: Sequence[Layer],
+    norm_offset: float = 0.0,
+    embedding: str = "model.embed_tokens",
+    norm: str = "model.norm",
+) -> Decoder:
     """Loads a decoder around its layers: embedding, last norm and output layer.
 
-    `norm_offset` is added to the weights of the last norm.
+    Args:
+        config: The model.
+        tensors: Its tensors.
+        layers: Its layers.
+        norm_offset: What is added to the weights of the last norm.
+        embedding: Name of the embedding.
+        norm: Name of the last norm.
     """
     c = config
     tensors.ignore(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # a buffer that old checkpoints saved
-    embedding = tensors.table("model.embed_tokens", c.vocabulary, c.hidden)
-    head = tensors.head("lm_head", c.vocabulary, c.hidden, embedding if c.tied_embeddings else None)
-    norm = tensors.rms_norm("model.norm", c.hidden, norm_eps(c), norm_offset)
-    return Decoder(Embedding(embedding), layers, norm, head)
+    table = tensors.table(embedding, c.vocabulary, c.hidden)
+    head = tensors.head("lm_head", c.vocabulary, c.hidden, table if c.tied_embeddings else None)
+    last = tensors.rms_norm(norm, c.hidden, norm_eps(c), norm_offset)
+    return Decoder(Embedding(table), layers, last, head)
 
 
 def norm_eps(config: ModelConfig) -> float:
@@ -160,6 +189,7 @@ def load_attention(
     head_norm: HeadNorm | None = None,
     fused: bool = False,
     neighbours: bool = False,
+    names: AttentionNames = ATTENTION_NAMES,
 ) -> SelfAttention:
     """Loads the attention of a layer.
 
@@ -173,24 +203,25 @@ def load_attention(
         head_norm: Makes the norm of a name, for queries and for keys. None without norms.
         fused: Whether queries, keys and values are one tensor in the checkpoint.
         neighbours: Whether the elements of a rotated pair are neighbours in the checkpoint.
+        names: Names of its tensors.
     """
     c, queries, keys = config, config.heads * config.head_dim, config.kv_heads * config.head_dim
     mine = at.shard.of(c)
     rows = at.shard.qkv(c)
     if neighbours and rope is not None:
         rows = [*(one for run in rows[:2] for one in in_halves(run, c.head_dim, rope.rotated)), rows[2]]
-    apart = [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)]
-    together = [("self_attn.qkv_proj", queries + 2 * keys)]
+    apart = [(names.query, queries), (names.key, keys), (names.value, keys)]
+    together = [(names.together, queries + 2 * keys)]
     return SelfAttention(
         number,
         mine.heads,
         mine.kv_heads,
         c.head_dim,
         qkv=at.linear(together if fused else apart, c.hidden, bias=qkv_bias, rows=rows),
-        output=at.summed("self_attn.o_proj", queries, c.hidden, output_bias, at.shard.queries(c)),
+        output=at.summed(names.output, queries, c.hidden, output_bias, at.shard.queries(c)),
         rope=rope,
-        query_norm=head_norm(at, "self_attn.q_norm") if head_norm else None,
-        key_norm=head_norm(at, "self_attn.k_norm") if head_norm else None,
+        query_norm=head_norm(at, names.query_norm) if head_norm else None,
+        key_norm=head_norm(at, names.key_norm) if head_norm else None,
     )
 
 

@@ -78,9 +78,9 @@ def _load(
         at, recurrence = tensors.under(f"model.layers.{number}."), c.recurrent[number]
         return PreNorm(
             _norm(c, at, "input_layernorm", c.hidden),
-            _attention(c, at, number, rope)
-            if recurrence is None
-            else _delta_net(c, at.under("linear_attn."), number, recurrence, products),
+            _delta_net(c, at.under("linear_attn."), number, recurrence, products)
+            if isinstance(recurrence, DeltaShape)
+            else _attention(c, at, number, rope),
             _norm(c, at, "post_attention_layernorm", c.hidden),
             mlp(at, number),
         )
