@@ -32,9 +32,13 @@ NEW = 20
 FIRST, *OTHERS = ALIKE
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoints.write(BY_NAME["qwen3.5"], tmp_path_factory.mktemp("recurrent"))
+KINDS = ["qwen3.5", "granite-hybrid", "lfm2", "falcon-h1"]
+"""Cases of tests/model/families, each with a state of another kind: the last has attention in the same layers."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.write(BY_NAME[request.param], tmp_path_factory.mktemp("recurrent"))
 
 
 def run(directory: Path, wrap: Callable[[Any], Any] | None = None, **kind: Any) -> Rig:
@@ -98,7 +102,7 @@ def before_the_chunk(right: Callable[..., None]) -> Callable[..., None]:
     """A state that is kept is that before the last tokens."""
 
     def write(self: PagedStates, layer: int, pages: Any, state: Any) -> None:
-        right(self, layer, pages, [state[0].roll(1), state[1]])
+        right(self, layer, pages, [state[0].roll(1), *state[1:]])
 
     return write
 

@@ -14,6 +14,7 @@ class Case:
     """A tiny random model. changes: what its config says beside `checkpoints.SMALL`. windows: by layer, how many tokens
     a token sees; None where all layers see everything. gain: of the final norm, which spreads the logits. embedding:
     standard deviation of what enters the first layer; small in tied models, which would repeat their last token else.
+    padded: whether padding changes nothing in transformers, which lets biases of a recurrence's inputs into its state.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Case:
     seed: int = 0
     gain: float = 3.0
     embedding: float = 1.0
+    padded: bool = True
 
     def __str__(self) -> str:
         return self.name
@@ -36,8 +38,8 @@ def rope(kind: str = "default", theta: float = 10000.0, **more: object) -> dict[
 
 
 def layers(letters: str) -> dict[str, Any]:
-    """A letter a layer: f for full attention, s for a window, r for a recurrence."""
-    names = {"f": "full_attention", "s": "sliding_attention", "r": "linear_attention"}
+    """A letter a layer: f for full attention, s for a window, r for a recurrence, c for a short convolution."""
+    names = {"f": "full_attention", "s": "sliding_attention", "r": "linear_attention", "c": "conv"}
     kinds = [names[letter] for letter in letters]
     return {"layer_types": kinds, "num_hidden_layers": len(kinds)}
 
@@ -94,6 +96,13 @@ GRANITE = {
     "attention_multiplier": 0.1,
     "logits_scaling": 0.5,
 }
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16}
+NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "head_dim": 16}
+FALCON_H1_FACTORS = {
+    "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.6, "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.7,
+    "ssm_multipliers": [0.7, 1.4, 0.6, 1.5, 0.8], "mlp_multipliers": [0.8838834764831844, 0.5859375],
+}  # fmt: skip
 SHARED = {
     "moe_intermediate_size": 40,
     "num_experts": 6,
@@ -306,6 +315,43 @@ CASES = (
          "biases in attention, 3 of 8 experts, scores that are not scaled, untied",
          {"embedding_multiplier": 3.0, "residual_multiplier": 1.5, "logits_scaling": 2.0, "attention_bias": True,
           "num_experts_per_tok": 3}, seed=1),
+    Case("granite-hybrid", "Granite 4 hybrid", hf.GraniteMoeHybridConfig,
+         "state-space mixers, experts beside an MLP, no positions; multipliers; tied",
+         TIED | GRANITE | MAMBA | {"num_local_experts": 5, "shared_intermediate_size": 48} | layers("rfrr"),
+         seed=1, embedding=0.014, gain=30.0),
+    Case("granite-hybrid-dense", "Granite 4 hybrid", hf.GraniteMoeHybridConfig,
+         "no experts, rotary positions, one group, biases but in the convolution, other sizes",
+         MAMBA | {"num_local_experts": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope",
+          "attention_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_n_heads": 4,
+          "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 24, "mamba_d_conv": 3} | layers("frr"), seed=0,
+         padded=False),
+    Case("granite-4-attention", "Granite 4 hybrid", hf.GraniteMoeHybridConfig, "attention in all layers",
+         {"num_local_experts": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope"}
+         | layers("fff"), seed=7),
+    Case("lfm2", "LFM2", hf.Lfm2Config, "short convolutions between gates, norms of queries and keys, tied",
+         {"norm_eps": 0.02, "block_multiple_of": 32} | layers("ccfc"), seed=1, embedding=0.3),
+    Case("lfm2-biases", "LFM2", hf.Lfm2Config, "biases of convolutions, 4 taps, widths as they are, untied",
+         {"norm_eps": 0.02, "conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False,
+          "tie_word_embeddings": False} | layers("cfcf"), seed=6, padded=False),
+    Case("lfm2-moe", "LFM2 MoE", hf.Lfm2MoeConfig, "experts by sigmoid and bias, a dense layer first",
+         {"norm_eps": 0.02, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+          "num_dense_layers": 1, "routed_scaling_factor": 1.5} | layers("cfcc"), seed=0, embedding=0.3),
+    Case("nemotron-h", "Nemotron-H", hf.NemotronHConfig, "a part a layer: state-space mixers, attention, MLPs",
+         NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]},
+         seed=6),
+    Case("nemotron-h-moe", "Nemotron-H", hf.NemotronHConfig, "experts without gates by sigmoid and bias, biases",
+         NEMOTRON | {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "use_bias": True,
+          "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2,
+          "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5}, seed=6,
+         padded=False),
+    Case("falcon-h1", "Falcon-H1", hf.FalconH1Config,
+         "attention beside a state-space mixer in each layer, gates without a norm, factors of all parts",
+         MAMBA | FALCON_H1_FACTORS | {"mamba_d_ssm": 128}, seed=7),
+    Case("falcon-h1-normed", "Falcon-H1", hf.FalconH1Config, "a norm before gates, biases, width by expansion; tied",
+         MAMBA | TIED | {"mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_proj_bias": True, "projectors_bias": True,
+          "attention_bias": True, "mlp_bias": True}, seed=3, embedding=0.3, padded=False),
+    Case("falcon-h1-gated", "Falcon-H1", hf.FalconH1Config, "a norm after the gates",
+         MAMBA | {"mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": False}, seed=3),
     Case("seed-oss", "Seed-OSS", hf.SeedOssConfig, "biases of queries, keys and values, head_dim 32",
          {"head_dim": 32}, seed=2),
     Case("seed-oss-biases", "Seed-OSS", hf.SeedOssConfig, "biases of outputs and MLP alone",

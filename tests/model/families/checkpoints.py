@@ -57,7 +57,7 @@ def write(case: Case, directory: Path, shards: bool = False) -> Path:
                     _draw(case, module, f"{name}.{part}", parameter)
                 drawn.add(id(parameter))
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):  # about as far apart as scores
+            if name.endswith(("e_score_correction_bias", "expert_bias")):  # about as far apart as scores
                 buffer.normal_(0.0, 0.2)
             elif name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)

@@ -121,6 +121,32 @@ def _gpt_oss(old: Values) -> None:
     old |= {"experts_per_token": old["num_experts_per_tok"], "initial_context_length": 4096}
 
 
+def _granite_hybrid(old: Values) -> None:
+    """Names mixers as the first configs did."""
+    names = {"linear_attention": "mamba", "full_attention": "attention"}
+    old["layer_types"] = [names[kind] for kind in old["layer_types"]]
+    del old["time_step_limit"]
+
+
+def _lfm2(old: Values) -> None:
+    """Names the layers with attention alone."""
+    kinds = old.pop("layer_types")
+    old["full_attn_idxs"] = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    old |= {"block_ff_dim": old.pop("intermediate_size"), "tie_embedding": old.pop("tie_word_embeddings")}
+
+
+def _nemotron_h(old: Values) -> None:
+    """Has a letter for each layer."""
+    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+    kinds = old.pop("layers_block_type")
+    old |= {"hybrid_override_pattern": "".join(letters[kind] for kind in kinds), "num_hidden_layers": len(kinds)}
+    old["time_step_limit"] = [0.0, float("inf")]  # as the number that JSON does not have
+
+
+def _falcon_h1(old: Values) -> None:
+    del old["time_step_limit"]
+
+
 def _opt(old: Values) -> None:
     old |= {"activation_dropout": 0.0, "prefix": "</s>"}
 
@@ -153,6 +179,10 @@ REST = {
     "gemma4_text": _gemma4,
     "gpt2": _gpt2,
     "gpt_oss": _gpt_oss,
+    "granitemoehybrid": _granite_hybrid,
+    "lfm2": _lfm2,
+    "nemotron_h": _nemotron_h,
+    "falcon_h1": _falcon_h1,
     "opt": _opt,
     "phi": _phi,
     "falcon": _falcon,

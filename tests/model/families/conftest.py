@@ -31,7 +31,7 @@ class Shelf:
         return self._once("checkpoint", case, lambda: checkpoints.write(case, self._root / case.name))
 
     def reference(self, case: Case) -> reference.Reference:
-        return self._once("reference", case, lambda: reference.read(self.checkpoint(case), PROMPTS))
+        return self._once("reference", case, lambda: reference.read(self.checkpoint(case), PROMPTS, padded=case.padded))
 
     def answer(self, case: Case) -> parity.Answer:
         return self._once("answer", case, lambda: parity.ask(self.checkpoint(case)))

@@ -3,7 +3,7 @@ what a faulty reader gives for the unchanged one.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,9 +76,70 @@ def neighbours_as_halves(weight: torch.Tensor, dim: int = 16) -> torch.Tensor:
     return heads.unflatten(1, (dim // 2, 2)).transpose(1, 2).reshape(weight.shape)
 
 
+def parts_of_mixer(rows: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Gates, inputs, what writes, what reads and time steps of a state-space mixer in another order."""
+    parts = rows.split((128, 128, 32, 32, 8))
+    return torch.cat([parts[i] for i in order])
+
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 FAULTS = (
+    spoiled("the decay's sign", "granite-hybrid", r"A_log", lambda rate: -rate),
+    spoiled("the bias of time steps left out", "granite-hybrid", r"dt_bias", torch.zeros_like),
+    spoiled("the convolution backwards", "granite-hybrid", r"conv1d\.weight", lambda taps: taps.flip(2)),
+    spoiled("the convolution's bias left out", "granite-hybrid", r"conv1d\.bias", torch.zeros_like),
+    spoiled("inputs for gates", "granite-hybrid", r"in_proj", lambda rows: parts_of_mixer(rows, (1, 0, 2, 3, 4))),
+    spoiled("what writes reads", "granite-hybrid", r"in_proj", lambda rows: parts_of_mixer(rows, (0, 1, 3, 2, 4))),
+    spoiled("what skips the state left out", "granite-hybrid", r"mamba\.D", torch.zeros_like),
+    spoiled("the mixer's norm left out", "granite-hybrid", r"mamba\.norm", torch.ones_like),
+    spoiled("the MLP beside experts left out", "granite-hybrid", r"shared_mlp\.output", torch.zeros_like),
+    said("positions where there are none", "granite-hybrid", position_embedding_type="rope"),
+    said("no positions", "granite-hybrid-dense", position_embedding_type=None),
+    said("no positions", "granite-4-attention", position_embedding_type=None),
+    said("residuals as they are", "granite-hybrid", residual_multiplier=1.0),
+    spoiled("the convolution backwards", "lfm2", r"conv\.conv\.weight", lambda taps: taps.flip(2)),
+    spoiled("the convolution one token late", "lfm2", r"conv\.conv\.weight", lambda taps: taps.roll(-1, 2)),
+    spoiled(
+        "gates of results for gates of inputs",
+        "lfm2",
+        r"conv\.in_proj",
+        lambda w: torch.cat((w[64:128], w[:64], w[128:])),
+    ),
+    spoiled("inputs for gates of results", "lfm2", r"conv\.in_proj", lambda w: torch.cat((w[:64], w[128:], w[64:128]))),
+    spoiled("norm of keys left out", "lfm2", r"k_layernorm", torch.ones_like),
+    spoiled("the convolution's bias left out", "lfm2-biases", r"conv\.conv\.bias", torch.zeros_like),
+    spoiled("gate for up", "lfm2", r"feed_forward\.w1", lambda w: w.roll(1, 0)),
+    spoiled("the bias of the choice left out", "lfm2-moe", r"expert_bias", torch.zeros_like),
+    said("weights as they are", "lfm2-moe", norm_topk_prob=False),
+    said("the factor of weights left out", "lfm2-moe", routed_scaling_factor=1.0),
+    said("what ReLU leaves not squared", "nemotron-h", mlp_hidden_act="relu"),
+    spoiled("what skips the state left out", "nemotron-h", r"mixer\.D", torch.zeros_like),
+    spoiled("what writes reads", "nemotron-h", r"in_proj", lambda rows: parts_of_mixer(rows, (0, 1, 3, 2, 4))),
+    spoiled(
+        "groups in each other's place",
+        "nemotron-h",
+        r"conv1d\.weight",
+        lambda taps: torch.cat((taps[:128], taps[144:160], taps[128:144], taps[160:])),
+    ),
+    spoiled("the bias of the choice left out", "nemotron-h-moe", r"e_score_correction_bias", torch.zeros_like),
+    said("all groups used", "nemotron-h-moe", topk_group=4),
+    said("one expert fewer", "nemotron-h-moe", num_experts_per_tok=1),
+    spoiled("the shared expert left out", "nemotron-h-moe", r"shared_experts\.down_proj", torch.zeros_like),
+    spoiled("the mixer's bias left out", "nemotron-h-moe", r"in_proj\.bias", torch.zeros_like),
+    *(
+        said(f"{key} ignored", "falcon-h1", **{key: 1.0})
+        for key in (
+            *("embedding_multiplier", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier"),
+            *("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"),
+        )
+    ),
+    said("factors of the mixer backwards", "falcon-h1", ssm_multipliers=[0.8, 1.5, 0.6, 1.4, 0.7]),
+    said("factors of the MLP swapped", "falcon-h1", mlp_multipliers=[0.5859375, 0.8838834764831844]),
+    said("gates before the norm", "falcon-h1-normed", mamba_norm_before_gate=False),
+    said("gates after the norm", "falcon-h1-gated", mamba_norm_before_gate=True),
+    spoiled("the mixer's bias left out", "falcon-h1-normed", r"in_proj\.bias", torch.zeros_like),
+    spoiled("the output's bias left out", "falcon-h1-normed", r"out_proj\.bias", torch.zeros_like),
     spoiled("the decay's sign", "qwen3.5", r"A_log", lambda rate: -rate),
     spoiled("the decay's bias left out", "qwen3.5", r"dt_bias", torch.zeros_like),
     spoiled("the convolution backwards", "qwen3.5", r"conv1d\.weight", lambda taps: taps.flip(2)),

@@ -32,13 +32,15 @@ def load(directory: Path) -> nn.Module:
     return model
 
 
-def read(directory: Path, prompts: Sequence[Sequence[int]], places: Sequence[int] | None = None) -> Reference:
+def read(
+    directory: Path, prompts: Sequence[Sequence[int]], places: Sequence[int] | None = None, padded: bool = True
+) -> Reference:
     """Asks the prompts at these places, None for all. One forward pass over prompts and outputs, without cache, padding
-    mask or window cache, vouches for every id.
+    mask or window cache, vouches for every id. Unless `padded`, each prompt runs by itself.
     """
     model, places = load(directory), range(len(prompts)) if places is None else places
     prompts = [prompts[place] for place in places]
-    ids = _generate(model, prompts)
+    ids = _generate(model, prompts) if padded else [_generate(model, [prompt])[0] for prompt in prompts]
     logits = logits_after(model, prompts, ids)
     top = logits.topk(2).values
     assert logits.argmax(-1).tolist() == ids, "transformers with a cache and without disagree"

@@ -82,6 +82,25 @@ def granite_in_transformers_5(tensors: Tensors) -> Tensors:
     return renamed(r"router\.layer\.", "router.")(tensors)
 
 
+def fused_experts_of_lfm2(tensors: Tensors) -> Tensors:
+    """As `fused_experts`, by LFM2's names."""
+    fused = fused_experts(renamed(r"\.feed_forward\.experts\.", ".mlp.experts.")(tensors))
+    return renamed(r"\.mlp\.experts\.", ".feed_forward.experts.")(fused)
+
+
+def fused_experts_of_nemotron(tensors: Tensors) -> Tensors:
+    """As `fused_experts`, of experts without gates."""
+    made: Tensors = {}
+    groups: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if match := re.match(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name):
+            groups.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = tensor
+        else:
+            made[name] = tensor
+    assert groups
+    return made | {name: torch.stack([parts[n] for n in sorted(parts)]) for name, parts in groups.items()}
+
+
 def su(values: Values) -> Values:
     """Phi-3's first word for longrope."""
     old = classic(values)
@@ -144,6 +163,12 @@ STYLES = (
              granite_in_transformers_5),
     _tensors("fused", "one tensor for all experts of a layer", "phimoe",
              lambda tensors: renamed(r"\.gate\.weight$", ".router.weight")(fused_experts(tensors))),
+    _tensors("renamed", "the body under the name that the Hub's have", "nemotron-h nemotron-h-moe",
+             renamed(r"^(model|backbone)\.", "backbone.")),
+    _tensors("renamed", "the body under the name of transformers 5", "nemotron-h nemotron-h-moe",
+             renamed(r"^(model|backbone)\.", "model.")),
+    _tensors("fused", "one tensor for all experts of a layer", "lfm2-moe", fused_experts_of_lfm2),
+    _tensors("fused", "one tensor for all experts of a layer", "nemotron-h-moe", fused_experts_of_nemotron),
     _tensors("bare", "names without the outer module's", "gpt2", renamed(r"^transformer\.", "")),
     _tensors("bare", "names without the outer module's", "opt opt-post-norm",
              renamed(r"^model\.decoder\.", "decoder.")),

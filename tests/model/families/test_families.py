@@ -19,6 +19,7 @@ from tests.support.engines import Rig, make_request, make_rig
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 KINDS = {
     "llama", "gpt2", "gemma2", "phi", "opt-post-norm", "olmo2", "qwen3-moe", "qwen3.5", "gpt-oss", "deepseek-v3",
+    "granite-hybrid", "lfm2", "nemotron-h", "falcon-h1",
 }  # fmt: skip
 """Cases of which each has a shape of layers, of attention, of states or of experts that no other has."""
 each_kind = pytest.mark.parametrize(
