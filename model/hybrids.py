@@ -27,7 +27,7 @@ NEMOTRON_LETTERS = {"M": LINEAR, "*": FULL, "-": MLP, "E": EXPERTS}
 
 @dataclass(frozen=True, slots=True)
 class Mixers:
-    """What mixes the tokens of each layer.
+    """Recurrences and attention by layer.
 
     Attributes:
         recurrent: Shape of its recurrence, None without one. () where no layer has one.

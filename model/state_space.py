@@ -20,7 +20,7 @@ from model.short_convolution import convolved, states_of
 
 
 class GateOrder(enum.Enum):
-    """What gates and norm do to a mixer's result, in order."""
+    """Order in which gates and norm change a mixer's result."""
 
     GATED_NORMED = "gated, normed"
     NORMED_GATED = "normed, gated"
@@ -56,7 +56,7 @@ class GatedNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepSizes:
-    """How long the time step of each head is, and how fast its state fades.
+    """Makes the time step of each head, and the part of its state that is left after it.
 
     Attributes:
         decay: [heads] float32, above 0. Rate of the decay (exp of 'A_log').

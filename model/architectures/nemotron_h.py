@@ -22,8 +22,8 @@ PREFIXES = ("backbone.", "model.")  # as the hub has them, and as transformers 5
 def load_nemotron_h(config: ModelConfig, tensors: Tensors) -> Decoder:
     """NemotronHForCausalLM. Layers that predict further tokens are passed over, as in transformers.
 
-    Time steps keep 'time_step_limit' alone, as where the models were trained. transformers bounds those of a prompt,
-    not those of its answer, by 'time_step_min' too.
+    Time steps are bounded by 'time_step_limit' alone, in prompts and answers alike: a state must not depend on the cut.
+    transformers bounds those of a prompt by 'time_step_min', and not those of its answer.
     """
     c, eps, body = config, norm_eps(config), tensors.under_any(PREFIXES, "embeddings.weight")
 

@@ -153,7 +153,7 @@ def together(value_dim: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StatePages:
-    """Where matrices of heads lie in the pages of a state.
+    """Places of the heads' matrices in the pages of a state.
 
     Attributes:
         pool: Address of page 0.
