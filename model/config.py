@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from cache_manager.layout import KVLayout, KVShape, layer_groups
+from cache_manager.layout import KVLayout, KVShape, LayerGroup, layer_groups
 from model.errors import MOST_SHOWN, CheckpointError, shown
 from model.families import ALIASES, FAMILIES, RENAMED, Family, family_of
 from model.fields import Fields, read_json
@@ -31,6 +31,7 @@ KV_BYTES = {**{name: (size, 0) for name, size in ELEMENT_BYTES.items()}, "int8":
 STORED_FORMATS: tuple[str, ...] = ("awq", "compressed-tensors", "fp8", "gptq", "mxfp4")
 """`quant_method` of the quantized checkpoints that are served; `model.weight_formats.registry.STORED` has the same."""
 
+NO_KV = KVShape(1, 16, 16)  # of pages that stand for tokens of a model without attention: a page cannot be empty
 MOST_EOS = 256  # ids that end a sequence; each step compares what it draws with all of them
 
 
@@ -106,8 +107,11 @@ class ModelConfig:
         element, scale = KV_BYTES[dtype]
         attends, owners = self.attends or (True,) * self.layers, self.kv_layers or range(self.layers)
         own = [layer for layer in range(self.layers) if attends[layer] and owners[layer] == layer]
-        groups = layer_groups([self.layer_shapes[layer] for layer in own], [self.windows[layer] for layer in own])
-        numbered = tuple(replace(group, layers=tuple(own[i] for i in group.layers)) for group in groups)
+        if own:
+            groups = layer_groups([self.layer_shapes[layer] for layer in own], [self.windows[layer] for layer in own])
+            numbered = tuple(replace(group, layers=tuple(own[i] for i in group.layers)) for group in groups)
+        else:  # states are found by the pages of a prompt's tokens, which hold nothing then
+            numbered = (LayerGroup((0,), NO_KV),)
         states = tuple(one.state(layer) for layer, one in enumerate(self.recurrent) if one is not None)
         return KVLayout(numbered, element, page_size, scale, states)
 

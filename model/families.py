@@ -14,10 +14,12 @@ from model.hybrids import (
     mixers_of_falcon_h1,
     mixers_of_granite,
     mixers_of_lfm2,
+    mixers_of_mamba2,
     mixers_of_nemotron,
     mixers_of_qwen,
     said_of_lfm2,
     said_of_lfm2_moe,
+    said_of_mamba2,
     said_of_nemotron,
 )
 from model.latent import LatentShape, read_latent_shape, read_mistral_shape
@@ -276,6 +278,7 @@ FAMILIES = {
     "FalconH1ForCausalLM": Family(key_multiplied=True, norm_eps=1e-5, mixers=mixers_of_falcon_h1),
     "Lfm2ForCausalLM": Family(context=128000, tied=True, mixers=mixers_of_lfm2, said=said_of_lfm2),
     "Lfm2MoeForCausalLM": Family(context=128000, tied=True, mixers=mixers_of_lfm2, said=said_of_lfm2_moe),
+    "Mamba2ForCausalLM": Family(context=262144, mixers=mixers_of_mamba2, said=said_of_mamba2),
     "NemotronHForCausalLM": Family(head_dim=128, mixers=mixers_of_nemotron, said=said_of_nemotron),
     "FalconForCausalLM": Family(kv_heads=_kv_heads_of_falcon, context=2048, tied=True),
 }

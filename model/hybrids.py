@@ -87,9 +87,11 @@ def _read_mamba_shape(fields: Fields, width: int | None = None) -> ScanShape:
     return _checked(fields, "mamba_n_groups", shape)
 
 
-def _checked(fields: Fields, key: str, shape: ScanShape) -> ScanShape:
+def _checked(fields: Fields, groups: str, shape: ScanShape, activation: str = "hidden_act") -> ScanShape:
     if shape.heads % shape.groups:
-        raise fields.refuse(key, f"{shape.heads} heads cannot be divided into as many groups")
+        raise fields.refuse(groups, f"{shape.heads} heads cannot be divided into as many groups")
+    if fields.get(activation, str, "silu") not in ("silu", "swish"):
+        raise fields.refuse(activation, "must be 'silu', the only activation of state-space mixers that Quire serves")
     return shape
 
 
@@ -153,7 +155,28 @@ def mixers_of_nemotron(fields: Fields, layers: int) -> Mixers:  # noqa: ARG001 -
         fields.positive("ssm_state_size", 128),
         read_taps(fields, "conv_kernel", 4),
     )
-    return Mixers.by_kind(nemotron_kinds(fields), LINEAR, _checked(fields, "n_groups", shape))
+    return Mixers.by_kind(nemotron_kinds(fields), LINEAR, _checked(fields, "n_groups", shape, "mamba_hidden_act"))
+
+
+def mixers_of_mamba2(fields: Fields, layers: int) -> Mixers:
+    """Mamba-2: each layer is a state-space mixer."""
+    width, heads = fields.positive("expand", 2) * fields.positive("hidden_size"), fields.positive("num_heads", 128)
+    shape = ScanShape(
+        heads,
+        fields.positive("n_groups", 8),
+        fields.positive("head_dim", 64),
+        fields.positive("state_size", 128),
+        read_taps(fields, "conv_kernel", 4),
+    )
+    if shape.values != width:
+        raise fields.refuse("num_heads", f"heads of {shape.head_dim} elements do not make the mixer's width of {width}")
+    return Mixers((_checked(fields, "n_groups", shape),) * layers, (False,) * layers)
+
+
+def said_of_mamba2(fields: Fields) -> Fields:
+    """Returns Mamba-2's config.json in the words of other families. It says nothing of attention, as it has none."""
+    eps = fields.positive_float("layer_norm_epsilon", 1e-5)
+    return fields.having({"rms_norm_eps": eps, "num_attention_heads": 1})
 
 
 NEMOTRON_NAMES = {

@@ -30,6 +30,7 @@ TEXT = {
     "Lfm2ForCausalLM": "LFM2",
     "Lfm2MoeForCausalLM": "LFM2 MoE",
     "LlamaForCausalLM": "Llama",
+    "Mamba2ForCausalLM": "Mamba-2",
     "MiniMaxM2ForCausalLM": "MiniMax M2",
     "MinistralForCausalLM": "Ministral",
     "Mistral4ForCausalLM": "Mistral 4",

@@ -79,6 +79,16 @@ GRANITE_4_H_MICRO = {
     "shared_intermediate_size": 8192, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 100352,
 }  # fmt: skip
 
+CODESTRAL_MAMBA_7B = {
+    "architectures": ["Mamba2ForCausalLM"], "bos_token_id": 0, "chunk_size": 256, "conv_kernel": 4, "eos_token_id": 0,
+    "expand": 2, "head_dim": 64, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 8192,
+    "layer_norm_epsilon": 1e-05, "model_type": "mamba2", "n_groups": 8, "norm_before_gate": True, "num_heads": 128,
+    "num_hidden_layers": 64, "pad_token_id": 0, "residual_in_fp32": True, "rms_norm": True, "state_size": 128,
+    "tie_word_embeddings": False, "time_step_floor": 0.0001, "time_step_limit": [0.0, float("inf")],
+    "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 256, "torch_dtype": "bfloat16", "use_bias": False,
+    "use_conv_bias": True, "vocab_size": 32768,
+}  # fmt: skip
+
 LFM2_1_2B = {
     "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 2048, "block_ff_dim": 12288,
     "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256, "block_norm_eps": 1e-05,
@@ -127,6 +137,7 @@ FALCON_H1_0_5B = {
         (GLM_4_9B, 9.40, 32768),
         (GRANITE_3B_A800M, 3.299, 4096),
         (GRANITE_4_H_MICRO, 3.191, 131072),
+        (CODESTRAL_MAMBA_7B, 7.285, 262144),
         (LFM2_1_2B, 1.170, 128000),
         (NEMOTRON_3_NANO, 31.58, 262144),
         (FALCON_H1_0_5B, 0.5214, 16384),
@@ -148,6 +159,11 @@ def test_parameters(values: dict[str, Any], billions: float, context: int, tmp_p
         (MINIMAX_M2, {"rotary_dim": 256}, "256 of the 128 elements of a head are to be rotated"),
         (MINIMAX_M2, {"num_experts_per_tok": 257}, "there are 256 experts"),
         (ERNIE_21B, {"moe_k": 65}, "'moe_k' is 65, there are 64 experts"),
+        (CODESTRAL_MAMBA_7B, {"num_heads": 64}, "'num_heads' is 64, heads of 64 elements do not make"),
+        (CODESTRAL_MAMBA_7B, {"n_groups": 3}, "'n_groups' is 3, 128 heads cannot be divided into as many groups"),
+        (CODESTRAL_MAMBA_7B, {"hidden_act": "gelu"}, "'hidden_act' is 'gelu', must be 'silu'"),
+        (GRANITE_4_H_MICRO, {"hidden_act": "gelu"}, "'hidden_act' is 'gelu', must be 'silu'"),
+        (NEMOTRON_3_NANO, {"mamba_hidden_act": "relu"}, "'mamba_hidden_act' is 'relu', must be 'silu'"),
         (PHI_3_5_MOE, {"num_experts_per_tok": 3}, "'num_experts_per_tok' is 3, must be 2"),
         (PHI_3_5_MOE, {"router_jitter_noise": -0.1}, "'router_jitter_noise' is -0.1, must not be below 0"),
         (PHI_3_5_MOE, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "must be 'default' or 'longrope'"),

@@ -32,8 +32,11 @@ NEW = 20
 FIRST, *OTHERS = ALIKE
 
 
-KINDS = ["qwen3.5", "granite-hybrid", "lfm2", "falcon-h1"]
-"""Cases of tests/model/families, each with a state of another kind: the last has attention in the same layers."""
+KINDS = ["qwen3.5", "granite-hybrid", "lfm2", "falcon-h1", "mamba2"]
+"""Cases of tests/model/families, each with a state of another kind.
+
+Falcon-H1 has attention in the same layers, Mamba-2 in none.
+"""
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -127,6 +127,14 @@ FAULTS = (
     said("one expert fewer", "nemotron-h-moe", num_experts_per_tok=1),
     spoiled("the shared expert left out", "nemotron-h-moe", r"shared_experts\.down_proj", torch.zeros_like),
     spoiled("the mixer's bias left out", "nemotron-h-moe", r"in_proj\.bias", torch.zeros_like),
+    spoiled("the decay's sign", "mamba2", r"A_log", lambda rate: -rate),
+    spoiled("the bias of time steps left out", "mamba2", r"dt_bias", torch.zeros_like),
+    spoiled("the convolution's bias left out", "mamba2", r"conv1d\.bias", torch.zeros_like),
+    spoiled("what writes reads", "mamba2", r"in_proj", lambda rows: parts_of_mixer(rows, (0, 1, 3, 2, 4))),
+    spoiled("what skips the state left out", "mamba2", r"mixer\.D", torch.zeros_like),
+    spoiled("the mixer's norm left out", "mamba2", r"mixer\.norm", torch.ones_like),
+    spoiled("the mixer's bias left out", "mamba2-biases", r"in_proj\.bias", torch.zeros_like),
+    spoiled("the output's bias left out", "mamba2-biases", r"out_proj\.bias", torch.zeros_like),
     *(
         said(f"{key} ignored", "falcon-h1", **{key: 1.0})
         for key in (

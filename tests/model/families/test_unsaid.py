@@ -53,7 +53,7 @@ def silent(values: Values) -> Values:
 
 def faint(tensors: Tensors) -> Tensors:
     """With embeddings so small that the default epsilon of the norms after them shows."""
-    embeddings = re.compile(r"(wte|wpe|embed_tokens|embed_positions|embed_in|word_embeddings)\.weight$")
+    embeddings = re.compile(r"(wte|wpe|embed_tokens|embed_positions|embed_in|word_embeddings|embeddings)\.weight$")
     return {name: tensor * 1e-3 if embeddings.search(name) else tensor for name, tensor in tensors.items()}
 
 
