@@ -9,6 +9,7 @@ from torch import Tensor
 
 from model.delta_net import GatedDeltaNet
 from model.forward import ForwardBatch
+from model.kimi_delta import KimiDelta
 from model.latent_attention import LatentAttention
 from model.layers import Activation, Product, activated, gated, sigmoid
 from model.rope import Rope, rotate
@@ -234,7 +235,7 @@ class BesideExperts:
         return made + self.after_experts(self.experts(x, batch))
 
 
-Recurrence = GatedDeltaNet | StateSpace | ShortConvolution
+Recurrence = GatedDeltaNet | KimiDelta | StateSpace | ShortConvolution
 Mixer = SelfAttention | LatentAttention | Recurrence
 """The half of a layer that mixes tokens: attention, or what stands in its place."""
 

@@ -10,6 +10,7 @@ from model.recurrent import (
     FULL,
     LINEAR,
     ConvolutionShape,
+    DeltaShape,
     RecurrentShape,
     ScanShape,
     read_delta_shape,
@@ -177,6 +178,50 @@ def said_of_mamba2(fields: Fields) -> Fields:
     """Returns Mamba-2's config.json in the words of other families. It says nothing of attention, as it has none."""
     eps = fields.positive_float("layer_norm_epsilon", 1e-5)
     return fields.having({"rms_norm_eps": eps, "num_attention_heads": 1})
+
+
+def mixers_of_kimi(fields: Fields, layers: int) -> Mixers:
+    """Kimi Linear: most layers have Kimi Delta Attention, the others latent attention."""
+    linear = fields.section("linear_attn_config") if "linear_attn_config" in fields else fields.having({})
+    prefix, taps = (
+        ("", "short_conv_kernel_size") if "linear_attn_config" in fields else ("linear_", "linear_conv_kernel_dim")
+    )
+    heads, dim = linear.positive(f"{prefix}num_heads", 32), linear.positive(f"{prefix}head_dim", 128)
+    shape = DeltaShape(heads, heads, dim, dim, read_taps(linear, taps, 4))
+    default = [FULL if layer and layer % 4 == 0 else LINEAR for layer in range(layers)]
+    if "full_attn_layers" in linear:  # counted from 1
+        attend = linear.numbers("full_attn_layers", 1, layers)
+        default = [FULL if layer + 1 in attend else LINEAR for layer in range(layers)]
+    return Mixers.by_kind(
+        read_kinds(fields, layers, "layer_types", {LINEAR: LINEAR, FULL: FULL}, default), LINEAR, shape
+    )
+
+
+KIMI_NAMES = {
+    "model_max_length": "max_position_embeddings",
+    "num_expert_group": "n_group",
+    "moe_renormalize": "norm_topk_prob",
+    "num_experts": "n_routed_experts",
+    "num_local_experts": "n_routed_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+}
+"""Keys of a Kimi Linear's config.json, and those of DeepSeek-V3."""
+
+
+def said_of_kimi(fields: Fields) -> Fields:
+    """Returns Kimi Linear's config.json in the words of DeepSeek-V3.
+
+    Raises:
+        CheckpointError: Its attention has positions, or its experts are not chosen by sigmoid.
+    """
+    if not fields.flag("mla_use_nope", True):
+        raise fields.refuse("mla_use_nope", "latent attention with positions is not served in this architecture")
+    if fields.get("moe_router_activation_func", str, "sigmoid") != "sigmoid":
+        raise fields.refuse("moe_router_activation_func", "must be 'sigmoid'")
+    if fields.get("hidden_act", str, "silu") not in ("silu", "swish"):
+        raise fields.refuse("hidden_act", "must be 'silu'")
+    return fields.having({new: fields.values[old] for old, new in KIMI_NAMES.items() if old in fields})
 
 
 NEMOTRON_NAMES = {

@@ -40,7 +40,7 @@ class LatentAttention:
         to_latent: Product of each head with the part of a query that is not rotated.
         from_latent: Product of each head with its mixed latents.
         output: Product after attention.
-        rope: Rotary embedding.
+        rope: Rotary embedding. None: nothing is rotated.
         neighbours: Whether the elements of a rotated pair are neighbours. If not, they are half the width apart.
         query_scales: [context] float32. Factor of queries by position (Mistral 4, as Llama 4). None without one.
     """
@@ -54,7 +54,7 @@ class LatentAttention:
     to_latent: HeadProducts
     from_latent: HeadProducts
     output: Product
-    rope: Rope
+    rope: Rope | None
     neighbours: bool
     query_scales: Tensor | None = None
 
@@ -76,5 +76,7 @@ class LatentAttention:
 
     def _rotated(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Rotates [tokens, heads, rotated]. Pairs of neighbours come out half the width apart, in queries and keys."""
+        if self.rope is None:
+            return x
         cos, sin = batch.cos_sin(self.rope)
         return rotate(torch.cat((x[..., ::2], x[..., 1::2]), -1) if self.neighbours else x, cos, sin)

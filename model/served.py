@@ -27,6 +27,7 @@ TEXT = {
     "GraniteMoeForCausalLM": "Granite MoE",
     "GraniteMoeHybridForCausalLM": "Granite 4 hybrid",
     "HunYuanDenseV1ForCausalLM": "Hunyuan dense",
+    "KimiLinearForCausalLM": "Kimi Linear",
     "Lfm2ForCausalLM": "LFM2",
     "Lfm2MoeForCausalLM": "LFM2 MoE",
     "LlamaForCausalLM": "Llama",

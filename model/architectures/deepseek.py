@@ -44,16 +44,30 @@ def load_deepseek_v3(config: ModelConfig, tensors: Tensors) -> Decoder:
 
 def load_glm4_moe_lite(config: ModelConfig, tensors: Tensors) -> Decoder:
     """Glm4MoeLiteForCausalLM."""
-    fields = config.fields
-    kinds = fields.get("mlp_layer_types", list, [DENSE] + [SPARSE] * (config.layers - 1))
-    if len(kinds) != config.layers or not all(kind in (DENSE, SPARSE) for kind in kinds):
-        raise fields.refuse("mlp_layer_types", f"must name {DENSE!r} or {SPARSE!r} for each of {config.layers} layers")
     ignore_predictors(config, tensors)
 
     def mixture(at: Tensors) -> FeedForward:
         return load_deepseek_experts(config, at, (64, 4), (1, 1), 1536, 1.8)
 
-    return _load(config, tensors, [k == SPARSE for k in kinds], mixture, fields.flag("rope_interleave", True))
+    neighbours = config.fields.flag("rope_interleave", True)
+    return _load(config, tensors, read_sparse_layers(config, 1), mixture, neighbours)
+
+
+def read_sparse_layers(config: ModelConfig, dense: int) -> list[bool]:
+    """Returns which layers have experts.
+
+    Args:
+        config: Configuration of the model.
+        dense: The number of first layers that have none, where config.json does not name each layer's kind.
+
+    Raises:
+        CheckpointError: 'mlp_layer_types' does not name a known kind for each layer.
+    """
+    fields, layers = config.fields, config.layers
+    kinds = fields.get("mlp_layer_types", list, [DENSE if layer < dense else SPARSE for layer in range(layers)])
+    if len(kinds) != layers or not all(kind in (DENSE, SPARSE) for kind in kinds):
+        raise fields.refuse("mlp_layer_types", f"must name {DENSE!r} or {SPARSE!r} for each of {layers} layers")
+    return [kind == SPARSE for kind in kinds]
 
 
 def load_deepseek_v2(config: ModelConfig, tensors: Tensors) -> Decoder:
@@ -135,17 +149,15 @@ def _load(
         neighbours: See `LatentAttention`.
         query_scales: See `LatentAttention`.
     """
-    c, latent = config, config.latent
-    if latent is None:
-        raise CheckpointError(f"{c.fields.path}: {c.architecture} has no shape of latent attention")
-    frequencies, scale = read_rope(c.fields, latent.rotated)
+    c = config
+    frequencies, scale = read_rope(c.fields, shape_of(c).rotated)
     rope = Rope(frequencies, c.context, tensors.dtype, tensors.device, scale, c.first_position)
 
     def layer(number: int) -> PreNorm:
         at = tensors.under(f"model.layers.{number}.")
         return PreNorm(
             at.rms_norm("input_layernorm", c.hidden, norm_eps(c)),
-            _attention(c, latent, at.under("self_attn."), number, rope, neighbours, query_scales),
+            load_latent_attention(c, at.under("self_attn."), number, rope, neighbours, query_scales),
             at.rms_norm("post_attention_layernorm", c.hidden, norm_eps(c)),
             mixture(at.under("mlp.")) if sparse[number] else load_mlp(c, at),
         )
@@ -153,16 +165,32 @@ def _load(
     return load_decoder(config, tensors, [layer(number) for number in range(c.layers)])
 
 
-def _attention(
+def shape_of(config: ModelConfig) -> LatentShape:
+    """Returns the shape of a model's latent attention. Raises CheckpointError where it has none."""
+    if config.latent is None:
+        raise CheckpointError(f"{config.fields.path}: {config.architecture} has no shape of latent attention")
+    return config.latent
+
+
+def load_latent_attention(
     config: ModelConfig,
-    shape: LatentShape,
     at: Tensors,
     number: int,
-    rope: Rope,
-    neighbours: bool,
-    query_scales: Tensor | None,
+    rope: Rope | None,
+    neighbours: bool = False,
+    query_scales: Tensor | None = None,
 ) -> LatentAttention:
-    heads, bias = config.heads, config.fields.flag("attention_bias")
+    """Loads latent attention of a layer, of which each rank has some heads.
+
+    Args:
+        config: Configuration of the model.
+        at: Tensors of the layer's attention.
+        number: Index of the layer.
+        rope: See `LatentAttention`, likewise the others.
+        neighbours: Whether the elements of a rotated pair are neighbours.
+        query_scales: Factors of queries by position.
+    """
+    shape, heads, bias = shape_of(config), config.heads, config.fields.flag("attention_bias")
     own = heads // at.shard.size
     first = at.shard.rank * own
 

@@ -1,6 +1,13 @@
 """GLM-4.5 and later (Zhipu AI, 2025): DeepSeek-V3's mixtures under attention with heads in groups."""
 
-from model.architectures.experts import load_experts, load_with_shared, read_groups, read_used
+from model.architectures.experts import (
+    PLAIN_NAMES,
+    ExpertNames,
+    load_experts,
+    load_with_shared,
+    read_groups,
+    read_used,
+)
 from model.architectures.llama import load_attention, load_decoder, load_mlp, load_rope, norm_eps, rms_norm_of_heads
 from model.blocks import FeedForward, PreNorm
 from model.config import ModelConfig
@@ -38,6 +45,7 @@ def load_deepseek_experts(
     groups: tuple[int, int],
     width: int,
     factor: float = 1.0,
+    names: ExpertNames = PLAIN_NAMES,
 ) -> FeedForward:
     """Loads a mixture of DeepSeek-V3's kind: sigmoids, a bias for the choice, and shared experts as one MLP.
 
@@ -48,11 +56,12 @@ def load_deepseek_experts(
         groups: Groups of experts, and those of a token, likewise.
         width: Width of an expert, likewise.
         factor: Factor of experts' weights, likewise.
+        names: Names of its tensors.
     """
     routing, experts = read_sigmoid_routing(config, at, default, groups, factor)
     width = config.fields.positive("moe_intermediate_size", width)
     shared = config.fields.positive("n_shared_experts", 1) * width
-    routed = load_experts(config, at, experts, width, routing)
+    routed = load_experts(config, at, experts, width, routing, names)
     return at.ranks.summed(load_with_shared(config, at, routed, "shared_experts", shared))
 
 

@@ -225,13 +225,27 @@ def load_attention(
     )
 
 
-def load_mlp(config: ModelConfig, at: Tensors, fused: bool = False, activation: Activation | None = None) -> GatedMLP:
-    """Loads the MLP of a layer; `activation` replaces the one that 'hidden_act' names."""
+def load_mlp(
+    config: ModelConfig,
+    of_layer: Tensors,
+    fused: bool = False,
+    activation: Activation | None = None,
+    prefixes: Sequence[str] = ("mlp.",),
+) -> GatedMLP:
+    """Loads the MLP of a layer.
+
+    Args:
+        config: Configuration of the model.
+        of_layer: Tensors of the layer.
+        fused: Whether gates and inputs are one tensor.
+        activation: Replaces the one that 'hidden_act' names.
+        prefixes: Prefixes that its tensors may have.
+    """
     fields, width = config.fields, config.fields.positive("intermediate_size")
-    bias = fields.flag("mlp_bias")
-    apart, together = [("mlp.gate_proj", width), ("mlp.up_proj", width)], [("mlp.gate_up_proj", 2 * width)]
+    bias, at = fields.flag("mlp_bias"), of_layer.under_any(prefixes, "down_proj.weight")
+    apart, together = [("gate_proj", width), ("up_proj", width)], [("gate_up_proj", 2 * width)]
     return GatedMLP(
         at.linear(together if fused else apart, config.hidden, bias=bias, gated=True, rows=at.shard.gated(width)),
-        at.summed("mlp.down_proj", width, config.hidden, bias, at.shard.part(width)),
+        at.summed("down_proj", width, config.hidden, bias, at.shard.part(width)),
         activation or read_activation(fields, "hidden_act", "silu"),
     )

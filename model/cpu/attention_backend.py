@@ -15,7 +15,7 @@ from model.cpu.kernels.eight_bit import EIGHT_BITS, EightBit
 from model.cpu.kernels.element import ELEMENTS, Element
 from model.cpu.kernels.heads import MOST_DIM, HeadNorm, write_heads
 from model.cpu.kernels.kv import BLOCK, Heads
-from model.cpu.kernels.latent import latents_call
+from model.cpu.kernels.latent import LatentsKind, latents_call
 from model.cpu.kernels.math import LOG2E
 from model.cpu.kernels.mixing import SUMS, Shape, part_bytes, write_join
 from model.cpu.kernels.program import Call, Machine
@@ -282,7 +282,7 @@ class CpuAttention:
         """Makes the call that writes keys of latent attention, [tokens, key_dim] float32, as they are."""
         no_queries, no_rotation, no_norm = (0,) * 5, (0,) * 3, (0, 0, 0.0)
         arguments = self.rows, slots, slots, keys, keys.stride(0) * 4, *no_queries, pool, 0, 0, h.dim
-        return latents_call(h, (*arguments, *no_rotation, *no_norm), normed=False)
+        return latents_call(h, (*arguments, *no_rotation, *no_norm), LatentsKind(normed=False, rotated=False))
 
     def attend(self, layer: int, queries: Tensor, plan: CpuPlan, sinks: Tensor | None = None) -> Tensor:
         h = self.heads_of(layer)

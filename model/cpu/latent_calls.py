@@ -5,7 +5,7 @@ from model.cpu.call_list import CallList
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.by_head import by_head_call
 from model.cpu.kernels.element import FLOAT
-from model.cpu.kernels.latent import TURN, latents_call
+from model.cpu.kernels.latent import TURN, LatentsKind, latents_call
 from model.cpu.kernels.product import KernelLinear, NotCompiled
 from model.cpu.kernels.values import LANES
 from model.cpu.known_parts import kernel_of
@@ -36,15 +36,15 @@ def latent_calls(a: LatentAttention, attention: CpuAttention, to: CallList, rota
     plain = to.buffer("plain parts of queries", a.heads * s.plain)
     queries, mixed = to.buffer("queries", a.heads * s.key_dim), to.buffer("mixed latents", a.heads * s.rank)
     values = to.buffer("values of heads", a.heads * s.value_dim)
-    turns, pairs, _, cosines, sines = rotations.of(a.rope)
+    turns, _, _, cosines, sines = rotations.of(a.rope)
     arguments = (
         rows, attention.slots(a.number), to.cells.at(turns), latents.tensor, latents.stride, raw.tensor, raw.stride,
-        plain.tensor, plain.stride, queries.tensor, attention.pool_of(a.number), a.heads, s.plain, s.rank, pairs,
-        cosines, sines, a.latent_norm.weight.float(), 0 if a.query_scales is None else a.query_scales,
+        plain.tensor, plain.stride, queries.tensor, attention.pool_of(a.number), a.heads, s.plain, s.rank,
+        s.rotated // 2, cosines, sines, a.latent_norm.weight.float(), 0 if a.query_scales is None else a.query_scales,
         a.latent_norm.eps,
     )  # fmt: skip
-    heads, scaled = attention.heads_of(a.number), a.query_scales is not None
-    to.calls.append(latents_call(heads, arguments, neighbours=a.neighbours, scaled=scaled))
+    how = LatentsKind(neighbours=a.neighbours, scaled=a.query_scales is not None, rotated=a.rope is not None)
+    to.calls.append(latents_call(attention.heads_of(a.number), arguments, how))
     to.calls.append(by_head_call(_of(a.to_latent), rows, plain, queries, s.key_dim))
     to.calls += attention.calls(a.number, queries.tensor, mixed.tensor)
     to.calls.append(by_head_call(_of(a.from_latent), rows, mixed, values, s.value_dim))

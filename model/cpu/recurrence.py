@@ -1,21 +1,25 @@
 """Recurrent layers as calls of kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from model.blocks import Recurrence
 from model.cpu.call_list import CallList
+from model.cpu.kernels import math
 from model.cpu.kernels.buffer import Buffer
+from model.cpu.kernels.code import Code
 from model.cpu.kernels.delta import write_gated_norm, write_gates, write_recurrence
 from model.cpu.kernels.element import FLOAT
 from model.cpu.kernels.product import NotCompiled
 from model.cpu.kernels.state_space import write_mixer_norm, write_scan, write_steps
 from model.cpu.kernels.states import Convolution, together, write_convolution
-from model.cpu.kernels.values import LANES
+from model.cpu.kernels.values import LANES, Value
+from model.cpu.known_parts import kernel_of
 from model.cpu.states import CpuStates
 from model.delta_net import GatedDeltaNet
+from model.kimi_delta import KimiDelta
 from model.short_convolution import ShortConvolution
 from model.state_space import StateSpace
 
@@ -42,6 +46,8 @@ class RecurrenceCalls:
         match mixer:
             case GatedDeltaNet():
                 made = self._delta(mixer, self._states, x)
+            case KimiDelta():
+                made = self._kimi_delta(mixer, self._states, x)
             case StateSpace():
                 made = self._state_space(mixer, self._states, x)
             case ShortConvolution():
@@ -68,30 +74,80 @@ class RecurrenceCalls:
         return made
 
     def _delta(self, net: GatedDeltaNet, states: CpuStates, x: Buffer) -> Buffer:
-        s, to, rows = net.shape, self._to, self._to.cells.at("rows")
-        _check((("channels", s.channels), ("elements of a key", s.key_dim), ("of a value", s.value_dim)))
-        padded, vectors, where = _in_vectors(s.heads), together(s.value_dim), states.places(net.number)
+        s, to = net.shape, self._to
         mixed, raw = to.buffer("mixed", s.channels + s.values, FLOAT), to.buffer("raw gates", 2 * s.heads, FLOAT)
-        convolved, made = to.buffer("convolved", s.channels, FLOAT), to.buffer("recurrence", s.values, FLOAT)
-        gates, normed = to.buffer("gates of a recurrence", 2 * padded, FLOAT), to.buffer("normed", s.values)
         to.linear(net.qkvz, x, mixed)
         to.linear(net.gates, x, raw)
+        decays = raw.tensor[:, s.heads :], raw.stride, _whole(net.decay), _whole(net.bias)
+        made = self._delta_rule(net, states, mixed, raw, decays)
+        return self._gated(net, made, mixed.tensor[:, s.channels :], mixed.stride, math.silu)
+
+    def _kimi_delta(self, net: KimiDelta, states: CpuStates, x: Buffer) -> Buffer:
+        s, to = net.shape, self._to
+        mixed, raw = to.buffer("mixed", s.channels, FLOAT), to.buffer("raw gates", s.heads, FLOAT)
+        forget, gates = to.buffer("raw decays", s.keys, FLOAT), to.buffer("gates of results", s.values, FLOAT)
+        to.linear(net.qkv, x, mixed)
+        to.linear(net.write, x, raw)
+        for (narrow, wide), y in ((net.forget, forget), (net.gates, gates)):
+            between = to.buffer("between two products", kernel_of(narrow).columns)
+            to.linear(narrow, x, between)
+            to.linear(wide, between, y)
+        decays = forget.tensor, forget.stride, net.decay, net.bias
+        made = self._delta_rule(net, states, mixed, raw, decays)
+        return self._gated(net, made, gates.tensor, gates.stride, math.sigmoid)
+
+    def _delta_rule(
+        self,
+        net: GatedDeltaNet | KimiDelta,
+        states: CpuStates,
+        mixed: Buffer,
+        write: Buffer,
+        decays: tuple[Tensor, int, Tensor, Tensor],
+    ) -> Buffer:
+        """Writes the convolution and the delta rule.
+
+        Args:
+            net: The layer.
+            states: Where its states are.
+            mixed: Inputs of the convolution.
+            write: Write gates before their activation.
+            decays: Decays before theirs, bytes of a row of them, their rates and biases in whole vectors.
+        """
+        s, to, (forget, forget_stride, rates, biases) = net.shape, self._to, decays
+        _check((("channels", s.channels), ("elements of a key", s.key_dim), ("of a value", s.value_dim)))
+        padded, vectors, where = _in_vectors(s.heads), together(s.value_dim), states.places(net.number)
+        convolved, made = to.buffer("convolved", s.channels, FLOAT), to.buffer("recurrence", s.values, FLOAT)
+        gates = to.buffer("gates of a recurrence", padded + len(rates), FLOAT)
         self._convolve(Convolution(s.taps), net.number, states, mixed, convolved, net.taps, None)
         to.call(
             "delta_gates", write_gates(),
-            rows, raw.tensor, raw.stride, _whole(net.decay), _whole(net.bias), gates.tensor, gates.stride, s.heads,
-            padded,
+            to.cells.at("rows"), write.tensor, write.stride, forget, forget_stride, rates, biases, gates.tensor,
+            gates.stride, padded, len(rates),
         )  # fmt: skip
+        by_element = isinstance(net, KimiDelta)
         to.call(
-            f"delta_{s.key_dim}_{vectors}", write_recurrence(s.key_dim, vectors),
+            f"delta_{s.key_dim}_{vectors}{'_by_element' if by_element else ''}",
+            write_recurrence(s.key_dim, vectors, by_element),
             *states.cells(), convolved.tensor, convolved.stride, gates.tensor, gates.stride, padded, made.tensor,
             made.stride, s.keys, s.heads, s.heads // s.key_heads, s.value_dim, states.pool, states.page_bytes,
             where[0, 1:].copy(), where[1, 1:].copy(), s.key_dim**-0.5,
         )  # fmt: skip
-        to.call(
-            f"gated_norm_{normed.element.name}", write_gated_norm(normed.element),
-            rows, made.tensor, made.stride, mixed.tensor[:, s.channels :], mixed.stride, net.norm, normed.tensor,
-            normed.stride, s.heads, s.value_dim, net.eps,
+        return made
+
+    def _gated(
+        self,
+        net: GatedDeltaNet | KimiDelta,
+        made: Buffer,
+        gates: Tensor,
+        stride: int,
+        gate_of: Callable[[Code, Value], Value],
+    ) -> Buffer:
+        """Writes the norm of a delta rule's result and its gates, `stride` bytes a row."""
+        normed = self._to.buffer("normed", net.shape.values)
+        self._to.call(
+            f"gated_norm_{gate_of.__name__}_{normed.element.name}", write_gated_norm(normed.element, gate_of),
+            self._to.cells.at("rows"), made.tensor, made.stride, gates, stride, net.norm, normed.tensor, normed.stride,
+            net.shape.heads, net.shape.value_dim, net.eps,
         )  # fmt: skip
         return normed
 

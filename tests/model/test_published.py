@@ -89,6 +89,23 @@ CODESTRAL_MAMBA_7B = {
     "use_conv_bias": True, "vocab_size": 32768,
 }  # fmt: skip
 
+KIMI_LINEAR_48B = {
+    "architectures": ["KimiLinearForCausalLM"], "bos_token_id": 163584, "dtype": "bfloat16", "eos_token_id": 163586,
+    "first_k_dense_replace": 1, "head_dim": 72, "hidden_act": "silu", "hidden_size": 2304, "intermediate_size": 9216,
+    "kv_lora_rank": 512,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128,
+        "kda_layers": [layer for layer in range(1, 27) if layer % 4], "num_heads": 32, "short_conv_kernel_size": 4,
+    },
+    "mla_use_nope": True, "model_max_length": 1048576, "model_type": "kimi_linear", "moe_intermediate_size": 1024,
+    "moe_layer_freq": 1, "moe_renormalize": True, "moe_router_activation_func": "sigmoid", "num_attention_heads": 32,
+    "num_expert_group": 1, "num_experts": 256, "num_experts_per_token": 8, "num_hidden_layers": 27,
+    "num_key_value_heads": 32, "num_nextn_predict_layers": 0, "num_shared_experts": 1, "pad_token_id": 163839,
+    "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": None,
+    "rope_theta": 10000.0, "routed_scaling_factor": 2.446, "tie_word_embeddings": False, "topk_group": 1,
+    "use_cache": True, "use_grouped_topk": True, "v_head_dim": 128, "vocab_size": 163840,
+}  # fmt: skip
+
 LFM2_1_2B = {
     "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 2048, "block_ff_dim": 12288,
     "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256, "block_norm_eps": 1e-05,
@@ -138,6 +155,7 @@ FALCON_H1_0_5B = {
         (GRANITE_3B_A800M, 3.299, 4096),
         (GRANITE_4_H_MICRO, 3.191, 131072),
         (CODESTRAL_MAMBA_7B, 7.285, 262144),
+        (KIMI_LINEAR_48B, 49.12, 1048576),
         (LFM2_1_2B, 1.170, 128000),
         (NEMOTRON_3_NANO, 31.58, 262144),
         (FALCON_H1_0_5B, 0.5214, 16384),
@@ -164,6 +182,9 @@ def test_parameters(values: dict[str, Any], billions: float, context: int, tmp_p
         (CODESTRAL_MAMBA_7B, {"hidden_act": "gelu"}, "'hidden_act' is 'gelu', must be 'silu'"),
         (GRANITE_4_H_MICRO, {"hidden_act": "gelu"}, "'hidden_act' is 'gelu', must be 'silu'"),
         (NEMOTRON_3_NANO, {"mamba_hidden_act": "relu"}, "'mamba_hidden_act' is 'relu', must be 'silu'"),
+        (KIMI_LINEAR_48B, {"mla_use_nope": False}, "'mla_use_nope' is False, latent attention with positions"),
+        (KIMI_LINEAR_48B, {"moe_router_activation_func": "softmax"}, "must be 'sigmoid'"),
+        (KIMI_LINEAR_48B, {"linear_attn_config": {"full_attn_layers": [0]}}, "'full_attn_layers'"),
         (PHI_3_5_MOE, {"num_experts_per_tok": 3}, "'num_experts_per_tok' is 3, must be 2"),
         (PHI_3_5_MOE, {"router_jitter_noise": -0.1}, "'router_jitter_noise' is -0.1, must not be below 0"),
         (PHI_3_5_MOE, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "must be 'default' or 'longrope'"),

@@ -32,10 +32,10 @@ NEW = 20
 FIRST, *OTHERS = ALIKE
 
 
-KINDS = ["qwen3.5", "granite-hybrid", "lfm2", "falcon-h1", "mamba2"]
+KINDS = ["qwen3.5", "granite-hybrid", "lfm2", "falcon-h1", "mamba2", "kimi-linear"]
 """Cases of tests/model/families, each with a state of another kind.
 
-Falcon-H1 has attention in the same layers, Mamba-2 in none.
+Falcon-H1 has attention in the same layers, Mamba-2 in none. Kimi Linear has latent attention beside its states.
 """
 
 

@@ -3,6 +3,9 @@
 See `model.cpu.kernels.states` for the states and for what bits depend on.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from model.cpu.kernels import math
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import FLOAT, Element
@@ -17,33 +20,39 @@ def write_gates() -> Writer:
 
     Kernel arguments:
         count: Cell. The number of rows.
-        x: [rows, 2 heads] float32: write gates, then decays, before their activations.
+        x: [rows, heads] float32. Write gates before their activation.
         x_stride: Bytes of a row of x.
-        rate: Rate of the decay of each head, float32, whole vectors.
-        bias: Bias of the decay, likewise.
-        y: [rows, 2 padded] float32: write gates, then the part of a state that is kept.
+        forget: [rows, decays] float32. Decays before their activation.
+        forget_stride: Bytes of a row of forget.
+        rate: Rate of each decay, float32, whole vectors.
+        bias: Bias of each decay, likewise.
+        y: [rows, padded + decays] float32: write gates, then the parts of a state that are kept.
         y_stride: Bytes of a row of y.
-        heads: The number of heads.
-        padded: The same, in whole vectors.
+        padded: Heads in whole vectors.
+        decays: Decays in whole vectors: one for each head, or for each element of its key.
     """
 
     def write(code: Code) -> None:
-        count, x, x_stride, rate, bias, y, y_stride, heads, padded = code.arguments(9)
-        with shared_rows(code, count) as row, code.loop(0, padded, LANES) as i:
-            source, place = x + row * x_stride + i * 4, y + row * y_stride + i * 4
-            FLOAT.store(code, math.sigmoid(code, FLOAT.load(code, source)), place)
-            steps = math.softplus(code, FLOAT.load(code, source + heads * 4) + FLOAT.load(code, bias + i * 4))
-            FLOAT.store(code, math.exp(code, -1.0 * FLOAT.load(code, rate + i * 4) * steps), place + padded * 4)
+        count, x, x_stride, forget, forget_stride, rate, bias, y, y_stride, padded, decays = code.arguments(11)
+        with shared_rows(code, count) as row:
+            place = y + row * y_stride
+            with code.loop(0, padded, LANES) as i:
+                FLOAT.store(code, math.sigmoid(code, FLOAT.load(code, x + row * x_stride + i * 4)), place + i * 4)
+            with code.loop(0, decays, LANES) as i:
+                raw = FLOAT.load(code, forget + row * forget_stride + i * 4) + FLOAT.load(code, bias + i * 4)
+                kept = math.exp(code, -1.0 * FLOAT.load(code, rate + i * 4) * math.softplus(code, raw))
+                FLOAT.store(code, kept, place + padded * 4 + i * 4)
 
     return write
 
 
-def write_recurrence(key_dim: int, vectors: int) -> Writer:
+def write_recurrence(key_dim: int, vectors: int, by_element: bool = False) -> Writer:
     """Writes the kernel of the delta rule. Threads share the heads, and the columns of their matrices.
 
     Args:
         key_dim: Elements of a key, a multiple of 16.
         vectors: Vectors of a value that are computed at once.
+        by_element: Whether each element of a key has a decay. If not, a head has one.
 
     Kernel arguments:
         *CELLS: Cells of the segments.
@@ -71,7 +80,7 @@ def write_recurrence(key_dim: int, vectors: int) -> Writer:
         segments, scale = Segments.of(code, cells), code.splat(code.real(21))
         pages, blocks = StatePages(pool, page_bytes, which, offsets), value_dim // (vectors * LANES)
         matrix = Matrix(code, key_dim, vectors)
-        query, key = code.room(key_dim * 4), code.room(key_dim * 4)
+        query, key, faded = (code.room(key_dim * 4) for _ in range(3))
         first, last = code.share(heads * blocks)
         with code.loop(first, last) as item:
             head, column = item // blocks, item % blocks * (vectors * VECTOR)
@@ -79,12 +88,14 @@ def write_recurrence(key_dim: int, vectors: int) -> Writer:
             mine = head * value_dim * 4 + column
 
             def advance(row: Value, head: Value = head, begin_keys: Value = begin_keys, mine: Value = mine) -> None:
-                source, gate = x + row * x_stride, gates + row * gates_stride + head * 4
+                source, gate = x + row * x_stride, gates + row * gates_stride
                 _normalised(code, source + begin_keys, query, key_dim, scale)
                 _normalised(code, source + keys * 4 + begin_keys, key, key_dim, None)
-                write_gate, kept = (code.splat(code.load(place, FLOAT32)) for place in (gate, gate + padded * 4))
-                made = _updated(code, matrix, query, key, source + keys * 8 + mine, write_gate, kept)
-                for i, value in enumerate(made):
+                write_gate = code.splat(code.load(gate + head * 4, FLOAT32))
+                kept = Kept.of(code, gate + padded * 4, head, key_dim if by_element else None)
+                kept.multiply(key, faded, key_dim)
+                token = Token(query, key, faded, source + keys * 8 + mine, write_gate, kept)
+                for i, value in enumerate(_updated(code, matrix, token)):
                     code.store(value, y + row * y_stride + mine, i * VECTOR)
 
             each_token(code, segments, pages, matrix, head, column, value_dim * 4, advance)
@@ -92,21 +103,71 @@ def write_recurrence(key_dim: int, vectors: int) -> Writer:
     return write
 
 
-def _updated(
-    code: Code, matrix: Matrix, query: Value, key: Value, values: Value, write_gate: Value, kept: Value
-) -> list[Value]:
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The part of a head's matrix that a token keeps.
+
+    Attributes:
+        of_head: The same for all rows, None where each row has its own.
+        rows: Address of those of the rows, float32.
+    """
+
+    code: Code
+    of_head: Value | None
+    rows: Value
+
+    @staticmethod
+    def of(code: Code, parts: Value, head: Value, rows: int | None) -> "Kept":
+        """Reads it from those of all heads. rows: of a head's matrix; None where a head has one for all of them."""
+        place = parts + head * (4 if rows is None else rows * 4)
+        return Kept(code, code.splat(code.load(place, FLOAT32)) if rows is None else None, place)
+
+    def row(self, number: Value) -> Value:
+        """Returns that of a row, as a vector of equal numbers."""
+        return self.of_head or self.code.splat(self.code.load(self.rows + number * 4, FLOAT32))
+
+    def multiply(self, key: Value, place: Value, size: int) -> None:
+        """Stores the product of a key's elements with what their rows keep."""
+        for i in range(size // LANES):
+            factor = self.of_head or self.code.load(self.rows, FLOATS, i * VECTOR)
+            self.code.store(self.code.load(key, FLOATS, i * VECTOR) * factor, place, i * VECTOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What a token does to a head's matrix.
+
+    Attributes:
+        query: Address of the normalised query.
+        key: Address of the normalised key.
+        faded: Address of the key times what its rows keep.
+        values: Address of the columns of its value.
+        write: Write gate.
+        kept: The part of the matrix that it keeps.
+    """
+
+    query: Value
+    key: Value
+    faded: Value
+    values: Value
+    write: Value
+    kept: Kept
+
+
+def _updated(code: Code, matrix: Matrix, token: Token) -> list[Value]:
     """Updates the matrix with a token. Returns the token's result, a vector for each of `vectors`."""
     zero = code.floats(0.0)
     found, made = ([code.variable(zero) for _ in range(matrix.vectors)] for _ in range(2))
     with code.loop(0, matrix.rows) as row:
-        factor = code.splat(code.load(key + row * 4, FLOAT32))
+        factor = code.splat(code.load(token.faded + row * 4, FLOAT32))
         for i, total in enumerate(found):
             total.set(code.fma(code.load(matrix.row(row), FLOATS, i * VECTOR), factor, total.value))
     missed = [
-        (code.load(values, FLOATS, i * VECTOR) - kept * total.value) * write_gate for i, total in enumerate(found)
+        (code.load(token.values, FLOATS, i * VECTOR) - total.value) * token.write for i, total in enumerate(found)
     ]
     with code.loop(0, matrix.rows) as row:
-        factor, asked = (code.splat(code.load(part + row * 4, FLOAT32)) for part in (key, query))
+        factor, asked = (code.splat(code.load(part + row * 4, FLOAT32)) for part in (token.key, token.query))
+        kept = token.kept.row(row)
         for i, total in enumerate(made):
             old = code.load(matrix.row(row), FLOATS, i * VECTOR) * kept
             new = code.fma(missed[i], factor, old)
@@ -127,8 +188,12 @@ def _normalised(code: Code, source: Value, place: Value, size: int, scale: Value
         code.store(part * factor, place, i * VECTOR)
 
 
-def write_gated_norm(out: Element) -> Writer:
-    """Writes the kernel that normalises each head's result and multiplies it by the SiLU of its gates.
+def write_gated_norm(out: Element, gate_of: Callable[[Code, Value], Value]) -> Writer:
+    """Writes the kernel that normalises each head's result and multiplies it by its gates.
+
+    Args:
+        out: Element of the result.
+        gate_of: Activation of gates.
 
     Kernel arguments:
         count: Cell. The number of rows.
@@ -153,7 +218,7 @@ def write_gated_norm(out: Element) -> Writer:
             normed = Normed.of(code, Norm(), source, value_dim, code.real(10), weights, weights)
             with code.loop(0, value_dim, LANES) as i:
                 value = normed(FLOAT.load(code, source + i * 4), i)
-                value = value * math.silu(code, FLOAT.load(code, gate + i * 4))
+                value = value * gate_of(code, FLOAT.load(code, gate + i * 4))
                 out.store(code, value, y + row * y_stride + (head * value_dim + i) * out.size)
 
     return write

@@ -1,6 +1,7 @@
 """Latent attention: one key for all heads, whose first elements are the value too. See `model.latent`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from llvmlite import ir
 
@@ -17,13 +18,31 @@ TURN = 2 * LANES  # the rotated part is a multiple of so many elements
 EPS = 19  # index of the kernel's argument
 
 
+@dataclass(frozen=True, slots=True)
+class LatentsKind:
+    """Variant of the kernel that makes keys of latents.
+
+    Attributes:
+        normed: Whether the latent is normalised.
+        neighbours: Whether the elements of a rotated pair are neighbours. If not, they are half the width apart.
+        scaled: Whether queries have a factor by position.
+        rotated: Whether what follows the latent is rotated.
+    """
+
+    normed: bool = True
+    neighbours: bool = False
+    scaled: bool = False
+    rotated: bool = True
+
+    @property
+    def marks(self) -> list[str]:
+        """Words of the kernel's name."""
+        names = ("normed", "neighbours", "scaled", "rotated")
+        return [name for name in names if getattr(self, name)]
+
+
 def write_latents(
-    element: Element,
-    rows: bool,
-    eight_bit: EightBit | None = None,
-    normed: bool = True,
-    neighbours: bool = False,
-    scaled: bool = False,
+    element: Element, rows: bool, eight_bit: EightBit | None = None, kind: LatentsKind = LatentsKind()
 ) -> Writer:
     """Writes the kernel that makes keys of new tokens, and the parts of their queries.
 
@@ -31,9 +50,7 @@ def write_latents(
         element: Type of queries and products.
         rows: See `Heads`.
         eight_bit: See `Heads`.
-        normed: Whether the latent is normalised.
-        neighbours: Whether the elements of a rotated pair are neighbours. If not, they are half the width apart.
-        scaled: Whether queries have a factor by position.
+        kind: What it computes.
 
     Kernel arguments:
         count: Cell. The number of tokens.
@@ -51,8 +68,8 @@ def write_latents(
         width: Elements of a query's plain part.
         rank: Elements of a latent.
         pairs: Rotated pairs.
-        cosines: [context, pairs] float32.
-        sines: [context, pairs] float32.
+        cosines: [context, pairs] float32; not read unless `rotated`.
+        sines: Likewise.
         weights: Weights of the norm of latents, float32.
         scales: [context] float32. Factors of queries; not read unless `scaled`.
         eps: Epsilon of the norm, a float.
@@ -70,9 +87,13 @@ def write_latents(
             angle = position * pairs * 4
 
             def turned(source: Value, to: Value) -> None:
-                _turn(code, source, to, pairs, cosines + angle, sines + angle, neighbours)
+                if kind.rotated:
+                    _turn(code, source, to, pairs, cosines + angle, sines + angle, kind.neighbours)
+                    return
+                with code.loop(0, pairs * 2, LANES) as i:
+                    FLOAT.store(code, FLOAT.load(code, source + i * 4), to + i * 4)
 
-            norm = Normed.of(code, Norm(), source, rank, code.real(EPS), weights, weights) if normed else None
+            norm = Normed.of(code, Norm(), source, rank, code.real(EPS), weights, weights) if kind.normed else None
             with code.loop(0, rank, LANES) as i:
                 value = FLOAT.load(code, source + i * 4)
                 FLOAT.store(code, value if norm is None else norm(value, i), room + i * 4)
@@ -80,7 +101,7 @@ def write_latents(
             _put(code, element, eight_bit, room, pool, code.load(slots + row * 8, INT64), dim, rows)
             with code.loop(0, heads) as head:
                 query = raw + row * raw_stride + head * (width + pairs * 2) * 4
-                if scaled:
+                if kind.scaled:
                     scale = code.splat(code.load(scales + position * 4, FLOAT32))
                     with code.loop(0, width + pairs * 2, LANES) as i:
                         FLOAT.store(code, FLOAT.load(code, query + i * 4) * scale, query + i * 4)
@@ -92,13 +113,11 @@ def write_latents(
     return write
 
 
-def latents_call(
-    h: Heads, arguments: tuple[Argument, ...], normed: bool = True, neighbours: bool = False, scaled: bool = False
-) -> Call:
+def latents_call(h: Heads, arguments: tuple[Argument, ...], kind: LatentsKind) -> Call:
     """Makes the call of `write_latents`."""
-    marks = [word for word, has in (("normed", normed), ("neighbours", neighbours), ("scaled", scaled)) if has]
-    write = write_latents(h.element, h.rows, h.eight_bit, normed, neighbours, scaled)
-    return Call("_".join(["latents", h.stored, *marks]), write, arguments)
+    return Call(
+        "_".join(["latents", h.stored, *kind.marks]), write_latents(h.element, h.rows, h.eight_bit, kind), arguments
+    )
 
 
 def _turn(

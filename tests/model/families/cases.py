@@ -70,6 +70,7 @@ DEEPSEEK_EXPERTS = {
     "topk_group": 2,
     "first_k_dense_replace": 1,
 }
+KIMI = {"moe_intermediate_size": 48, "linear_num_heads": 4, "linear_head_dim": 16}
 LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": 24,
@@ -328,6 +329,15 @@ CASES = (
     Case("granite-4-attention", "Granite 4 hybrid", hf.GraniteMoeHybridConfig, "attention in all layers",
          {"num_local_experts": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope"}
          | layers("fff"), seed=7),
+    Case("kimi-linear", "Kimi Linear", hf.KimiLinearConfig,
+         "Kimi Delta Attention, latent attention without positions, experts by sigmoid in groups, a dense layer first",
+         LATENT | KIMI | {"num_local_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+          "n_shared_experts": 2} | layers("rrfr"), seed=7),
+    Case("kimi-linear-plain", "Kimi Linear", hf.KimiLinearConfig,
+         "queries by one product, 3 taps, experts of one group, weights as they are, attention first",
+         LATENT | KIMI | {"q_lora_rank": None, "linear_conv_kernel_dim": 3, "linear_num_heads": 2,
+          "linear_head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": False,
+          "mlp_layer_types": ["sparse", "dense", "sparse"], "routed_scaling_factor": 1.5} | layers("frr"), seed=0),
     Case("lfm2", "LFM2", hf.Lfm2Config, "short convolutions between gates, norms of queries and keys, tied",
          {"norm_eps": 0.02, "block_multiple_of": 32} | layers("ccfc"), seed=1, embedding=0.3),
     Case("lfm2-biases", "LFM2", hf.Lfm2Config, "biases of convolutions, 4 taps, widths as they are, untied",

@@ -128,6 +128,23 @@ def _granite_hybrid(old: Values) -> None:
     del old["time_step_limit"]
 
 
+def _kimi_linear(old: Values) -> None:
+    """Has an object for the layers without attention, which are counted from 1."""
+    kinds, mlps = old.pop("layer_types"), old["mlp_layer_types"]
+    old["linear_attn_config"] = {
+        "full_attn_layers": [layer for layer, kind in enumerate(kinds, 1) if kind == "full_attention"],
+        "kda_layers": [layer for layer, kind in enumerate(kinds, 1) if kind == "linear_attention"],
+        "head_dim": old.pop("linear_head_dim"),
+        "num_heads": old.pop("linear_num_heads"),
+        "short_conv_kernel_size": old.pop("linear_conv_kernel_dim"),
+    }
+    dense = mlps.count("dense")
+    if mlps[:dense] == ["dense"] * dense:
+        del old["mlp_layer_types"]
+        old["first_k_dense_replace"] = dense
+    old |= {"mla_use_nope": True, "moe_router_activation_func": "sigmoid", "rope_theta": 10000.0}
+
+
 def _lfm2(old: Values) -> None:
     """Names the layers with attention alone."""
     kinds = old.pop("layer_types")
@@ -180,6 +197,7 @@ REST = {
     "gpt2": _gpt2,
     "gpt_oss": _gpt_oss,
     "granitemoehybrid": _granite_hybrid,
+    "kimi_linear": _kimi_linear,
     "lfm2": _lfm2,
     "nemotron_h": _nemotron_h,
     "falcon_h1": _falcon_h1,

@@ -82,6 +82,12 @@ def parts_of_mixer(rows: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     return torch.cat([parts[i] for i in order])
 
 
+def by_mean_of_heads(rows: torch.Tensor) -> torch.Tensor:
+    """Gives the 16 elements of a head the mean of their rows."""
+    heads = rows.unflatten(0, (-1, 16))
+    return heads.mean(1, keepdim=True).expand_as(heads).flatten(0, 1).contiguous()
+
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 FAULTS = (
@@ -127,6 +133,18 @@ FAULTS = (
     said("one expert fewer", "nemotron-h-moe", num_experts_per_tok=1),
     spoiled("the shared expert left out", "nemotron-h-moe", r"shared_experts\.down_proj", torch.zeros_like),
     spoiled("the mixer's bias left out", "nemotron-h-moe", r"in_proj\.bias", torch.zeros_like),
+    spoiled("the decay's sign", "kimi-linear", r"A_log", lambda rate: -rate),
+    spoiled("the decay's bias left out", "kimi-linear", r"dt_bias", torch.zeros_like),
+    spoiled("the decay the same for all elements of a key", "kimi-linear", r"f_b_proj", by_mean_of_heads),
+    spoiled("gates of results left out", "kimi-linear", r"g_b_proj", torch.zeros_like),
+    spoiled("write gates left out", "kimi-linear", r"b_proj\.weight$", torch.zeros_like),
+    spoiled("the convolution backwards", "kimi-linear", r"k_conv1d", lambda taps: taps.flip(2)),
+    swapped("queries for keys in the convolution", "kimi-linear", "q_conv1d", "k_conv1d"),
+    spoiled("the norm of results left out", "kimi-linear", r"o_norm", torch.ones_like),
+    spoiled("the norm of latents left out", "kimi-linear", r"kv_a_layernorm", torch.ones_like),
+    said("experts of all groups", "kimi-linear", topk_group=4),
+    said("weights as they are", "kimi-linear", moe_renormalize=False),
+    said("weights that sum up to one", "kimi-linear-plain", moe_renormalize=True),
     spoiled("the decay's sign", "mamba2", r"A_log", lambda rate: -rate),
     spoiled("the bias of time steps left out", "mamba2", r"dt_bias", torch.zeros_like),
     spoiled("the convolution's bias left out", "mamba2", r"conv1d\.bias", torch.zeros_like),

@@ -88,6 +88,20 @@ def fused_experts_of_lfm2(tensors: Tensors) -> Tensors:
     return renamed(r"\.mlp\.experts\.", ".feed_forward.experts.")(fused)
 
 
+def kimi_of_the_hub(tensors: Tensors) -> Tensors:
+    """MLPs of layers without experts by their first name, which transformers 5 does not write."""
+    return renamed(r"block_sparse_moe\.(?=(gate|up|down)_proj)", "mlp.")(tensors)
+
+
+def kimi_in_transformers_5(tensors: Tensors) -> Tensors:
+    """All by the names that transformers 5 has in memory: one convolution, one tensor for all experts of a layer."""
+    made = renamed(r"self_attn\.(?=f_a_proj|f_b_proj|dt_bias|A_log)", "self_attn.forget_gate.")(fused_experts(tensors))
+    for name in [name for name in made if name.endswith("q_conv1d.weight")]:
+        parts = [made.pop(name.replace("q_conv1d", f"{part}_conv1d")) for part in "qkv"]
+        made[name.replace("q_conv1d", "conv1d")] = torch.cat(parts)
+    return made
+
+
 def fused_experts_of_nemotron(tensors: Tensors) -> Tensors:
     """As `fused_experts`, of experts without gates."""
     made: Tensors = {}
@@ -169,6 +183,9 @@ STYLES = (
              renamed(r"^(model|backbone)\.", "model.")),
     _tensors("fused", "one tensor for all experts of a layer", "lfm2-moe", fused_experts_of_lfm2),
     _tensors("fused", "one tensor for all experts of a layer", "nemotron-h-moe", fused_experts_of_nemotron),
+    _tensors("renamed", "MLPs under the name that the Hub's have", "kimi-linear kimi-linear-plain", kimi_of_the_hub),
+    _tensors("fused", "names of transformers 5, one tensor for all experts of a layer", "kimi-linear",
+             kimi_in_transformers_5),
     _tensors("bare", "names without the outer module's", "gpt2", renamed(r"^transformer\.", "")),
     _tensors("bare", "names without the outer module's", "opt opt-post-norm",
              renamed(r"^model\.decoder\.", "decoder.")),

@@ -10,7 +10,7 @@ from model.cpu.attention_backend import CpuAttention
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.by_head import by_head_call
 from model.cpu.kernels.element import FLOAT, Element
-from model.cpu.kernels.latent import latents_call
+from model.cpu.kernels.latent import LatentsKind, latents_call
 from model.cpu.kernels.panels import PlainPanels
 from model.cpu.kernels.product import KernelLinear, KernelWeights, NotCompiled
 from model.cpu.kernels.program import Machine
@@ -72,7 +72,7 @@ def test_keys_and_parts_of_queries(
         cells[0], cells[1], cells[2], *(part for one in sources for part in (one.tensor, one.stride)), plains.tensor,
         plains.stride, queries, attention.pool_of(0), heads, plain, rank, pairs, *tables, weight, scales, EPS,
     )  # fmt: skip
-    call = latents_call(attention.heads_of(0), arguments, neighbours=neighbours, scaled=scaled)
+    call = latents_call(attention.heads_of(0), arguments, LatentsKind(neighbours=neighbours, scaled=scaled))
     machine.program([call]).run()
 
     def turned(x: torch.Tensor) -> torch.Tensor:
