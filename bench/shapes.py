@@ -25,6 +25,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 16,
         "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
     },
+    "granite-4-h-350m": {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "vocab_size": 100352,
+        "hidden_size": 768, "intermediate_size": 2048, "shared_intermediate_size": 2048, "num_local_experts": 0,
+        "num_hidden_layers": 32, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64,
+        "layer_types": ["attention" if layer in (10, 13, 17, 27) else "mamba" for layer in range(32)],
+        "mamba_n_heads": 48, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 128, "mamba_d_conv": 4,
+        "mamba_expand": 2, "position_embedding_type": "nope", "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12.0, "logits_scaling": 3.0, "residual_multiplier": 0.246,
+    },
     "deepseek-0.5b": {  # no published model: the attention of DeepSeek-V2-Lite, with MLPs instead of experts
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 65536,
         "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "first_k_dense_replace": 24,
@@ -49,7 +58,7 @@ def write_model(directory: Path, shape: dict) -> Path:
 
 def tensor_shapes(shape: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yields name and shape of each tensor. An untied output layer comes second."""
-    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    hidden = shape["hidden_size"]
     yield "model.embed_tokens.weight", (shape["vocab_size"], hidden)
     if not (COMMON | shape)["tie_word_embeddings"]:
         yield "lm_head.weight", (shape["vocab_size"], hidden)
@@ -58,20 +67,45 @@ def tensor_shapes(shape: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
         at = f"model.layers.{layer}."
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield f"{at}{name}.weight", (hidden,)
-        if is_recurrent(shape, layer):
-            yield from _recurrence(shape, f"{at}linear_attn.")
+        if is_state_space(shape) and is_recurrent(shape, layer):
+            yield from _state_space(shape, f"{at}mamba.")
+        elif is_recurrent(shape, layer):
+            yield from _delta_rule(shape, f"{at}linear_attn.")
         elif is_latent(shape):
             yield from _latent_attention(shape, f"{at}self_attn.")
         else:
             yield from _attention(shape, f"{at}self_attn.")
-        for name in ("gate_proj", "up_proj"):
-            yield f"{at}mlp.{name}.weight", (inner, hidden)
-        yield f"{at}mlp.down_proj.weight", (hidden, inner)
+        yield from _mlp(shape, at)
+
+
+def _mlp(shape: dict, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    if is_state_space(shape):
+        yield f"{at}shared_mlp.input_linear.weight", (2 * inner, hidden)
+        yield f"{at}shared_mlp.output_linear.weight", (hidden, inner)
+        return
+    for name in ("gate_proj", "up_proj"):
+        yield f"{at}mlp.{name}.weight", (inner, hidden)
+    yield f"{at}mlp.down_proj.weight", (hidden, inner)
 
 
 def is_recurrent(shape: dict, layer: int) -> bool:
-    """Returns whether a layer has a state instead of attention: three of four do, in a shape that has some."""
+    """Returns whether a layer has a state instead of attention: of Qwen 3.5 three of four do."""
+    if is_state_space(shape):
+        return shape["layer_types"][layer] == "mamba"
     return "linear_num_value_heads" in shape and (layer + 1) % 4 != 0
+
+
+def is_state_space(shape: dict) -> bool:
+    """Returns whether the recurrent layers of a shape are state-space mixers."""
+    return "mamba_n_heads" in shape
+
+
+def state_elements(shape: dict) -> int:
+    """Returns the elements of the matrices of a recurrent layer."""
+    if is_state_space(shape):
+        return shape["mamba_n_heads"] * shape["mamba_d_head"] * shape["mamba_d_state"]
+    return shape["linear_num_value_heads"] * shape["linear_key_head_dim"] * shape["linear_value_head_dim"]
 
 
 def is_latent(shape: dict) -> bool:
@@ -94,7 +128,7 @@ def _latent_attention(shape: dict, at: str) -> Iterator[tuple[str, tuple[int, ..
 def _attention(shape: dict, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, dim, (family,) = shape["hidden_size"], shape["head_dim"], shape["architectures"]
     queries, keys = shape["num_attention_heads"] * dim, shape["num_key_value_heads"] * dim
-    if family != "LlamaForCausalLM":
+    if family.startswith("Qwen"):
         for name in ("q_norm", "k_norm"):
             yield f"{at}{name}.weight", (dim,)
     gated = 2 if family.startswith("Qwen3_5") else 1
@@ -103,7 +137,20 @@ def _attention(shape: dict, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield f"{at}o_proj.weight", (hidden, queries)
 
 
-def _recurrence(shape: dict, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _state_space(shape: dict, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, heads = shape["hidden_size"], shape["mamba_n_heads"]
+    values = heads * shape["mamba_d_head"]
+    channels = values + 2 * shape["mamba_n_groups"] * shape["mamba_d_state"]
+    yield f"{at}in_proj.weight", (values + channels + heads, hidden)
+    yield f"{at}conv1d.weight", (channels, 1, shape["mamba_d_conv"])
+    yield f"{at}conv1d.bias", (channels,)
+    for name in ("A_log", "dt_bias", "D"):
+        yield f"{at}{name}", (heads,)
+    yield f"{at}norm.weight", (values,)
+    yield f"{at}out_proj.weight", (hidden, values)
+
+
+def _delta_rule(shape: dict, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, heads = shape["hidden_size"], shape["linear_num_value_heads"]
     keys, values = shape["linear_num_key_heads"] * shape["linear_key_head_dim"], heads * shape["linear_value_head_dim"]
     for name, out in (("qkv", 2 * keys + values), ("z", values), ("b", heads), ("a", heads)):
