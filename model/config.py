@@ -43,6 +43,7 @@ class ModelConfig:
         context: Longest sequence, in tokens.
         windows: Tokens that a token sees, itself included, by layer; None for all before it.
         scale: Factor of attention's scores, which `soft_cap` then bounds by its tanh. None leaves them.
+        slopes: What a score of each head loses for each token between query and key (ALiBi). () for nothing.
         dtype: Name of the dtype of the checkpoint's weights.
         fields: All of config.json, for what only the architecture knows. For a vision-language model, what its text
             model's would hold.
@@ -79,6 +80,7 @@ class ModelConfig:
     attends: tuple[bool, ...] = ()
     kv_shapes: tuple[KVShape, ...] = ()
     kv_layers: tuple[int, ...] = ()
+    slopes: tuple[float, ...] = ()
     quantization: Fields | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -225,6 +227,7 @@ def _read(architecture: str, fields: Fields) -> ModelConfig:
         attends=mixers.attends,
         kv_shapes=by_layer.shapes,
         kv_layers=by_layer.owners,
+        slopes=() if family.slopes is None else family.slopes(fields, heads),
     )
 
 

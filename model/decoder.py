@@ -23,6 +23,7 @@ class Embedding:
         scale: Factor of token embeddings. None for none.
         positions: [context + offset, hidden]. Learned position embeddings; the first `offset` are not used.
         projection: Product from width to hidden. None where they are equal.
+        norm: Norm of token embeddings (BLOOM). None without one.
     """
 
     tokens: EmbeddingTable
@@ -30,6 +31,7 @@ class Embedding:
     positions: Tensor | None = None
     offset: int = 0
     projection: Product | None = None
+    norm: Norm | None = None
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """Returns [tokens, hidden]. Features of images are not scaled: they are made as inputs of the first layer."""
@@ -43,6 +45,8 @@ class Embedding:
             x = x * float(torch.tensor(self.scale, dtype=x.dtype))
         if self.projection is not None:
             x = self.projection(x, batch)
+        if self.norm is not None:
+            x = self.norm(x)
         if images is not None:
             x = x.index_copy(0, images.places, images.features[0])
         if self.positions is not None:

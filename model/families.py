@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cache_manager.layout import KVShape
+from model.alibi import said_of_mpt, slopes_of_bloom, slopes_of_mpt
 from model.errors import CheckpointError, shown
 from model.fields import Fields
 from model.hybrids import (
@@ -33,7 +34,7 @@ RENAMED = {"n_embd": "hidden_size", "n_embed": "hidden_size", "n_layer": "num_hi
            "n_head": "num_attention_heads", "n_positions": "max_position_embeddings"}  # fmt: skip
 """Old keys of config.json (GPT-2), and their present names."""
 
-ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
+ALIASES = {"MPTForCausalLM": "MptForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
 """Names of architectures in config.json whose class transformers has under another name."""
 
 Windows = Sequence[int | None]
@@ -201,6 +202,7 @@ class Family:
         scaled: Whether 'query_pre_attn_scalar' sets the scale of attention's scores.
         unscaled: Whether scores have no factor.
         multiplied: Whether 'attention_multiplier' is that scale.
+        slopes: Returns the slope of each head's bias by distance (ALiBi). None: scores have none.
         key_multiplied: Whether 'key_multiplier' is a factor of keys, which is one of the scores.
         norm_eps: Value of 'rms_norm_eps'.
         mixers: Returns what mixes the tokens of each layer. None: all have attention.
@@ -219,6 +221,7 @@ class Family:
     scaled: bool = False
     unscaled: bool = False
     multiplied: bool = False
+    slopes: Callable[[Fields, int], tuple[float, ...]] | None = None
     key_multiplied: bool = False
     norm_eps: float = 1e-6
     soft_cap: float | None = None
@@ -230,6 +233,7 @@ class Family:
 
 LIKE_LLAMA = Family()
 FAMILIES = {
+    "BloomForCausalLM": Family(kv_heads=_kv_heads_as_heads, context=2048, tied=True, slopes=slopes_of_bloom),
     "CohereForCausalLM": Family(tied=True),
     "Cohere2ForCausalLM": Family(_by_type(4096, every_fourth), tied=True),
     "DeepseekV2ForCausalLM": Family(kv_heads=_one_kv_head, latent=read_latent_shape),
@@ -289,6 +293,9 @@ FAMILIES = {
     "Lfm2ForCausalLM": Family(context=128000, tied=True, mixers=mixers_of_lfm2, said=said_of_lfm2),
     "Lfm2MoeForCausalLM": Family(context=128000, tied=True, mixers=mixers_of_lfm2, said=said_of_lfm2_moe),
     "Mamba2ForCausalLM": Family(context=262144, mixers=mixers_of_mamba2, said=said_of_mamba2),
+    "MptForCausalLM": Family(
+        kv_heads=_kv_heads_as_heads, context=2048, tied=True, multiplied=True, slopes=slopes_of_mpt, said=said_of_mpt
+    ),
     "NemotronHForCausalLM": Family(head_dim=128, mixers=mixers_of_nemotron, said=said_of_nemotron),
     "FalconForCausalLM": Family(kv_heads=_kv_heads_of_falcon, context=2048, tied=True),
 }

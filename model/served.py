@@ -3,6 +3,7 @@
 from model.multimodal import NANO
 
 TEXT = {
+    "BloomForCausalLM": "BLOOM",
     "CohereForCausalLM": "Cohere",
     "Cohere2ForCausalLM": "Cohere 2",
     "DeepseekV2ForCausalLM": "DeepSeek-V2",
@@ -37,6 +38,7 @@ TEXT = {
     "Mistral4ForCausalLM": "Mistral 4",
     "MistralForCausalLM": "Mistral",
     "MixtralForCausalLM": "Mixtral",
+    "MptForCausalLM": "MPT",
     "NemotronHForCausalLM": "Nemotron-H",
     "Olmo2ForCausalLM": "OLMo 2",
     "Olmo3ForCausalLM": "OLMo 3",

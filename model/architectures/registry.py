@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from model.architectures import (
+    bloom,
     cohere,
     deepseek,
     ernie4_5_moe,
@@ -57,6 +58,7 @@ log = logging.getLogger("quire.model")
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, Tensors], Decoder]] = {
     "Cohere2ForCausalLM": cohere.load_cohere2,
+    "BloomForCausalLM": bloom.load_bloom,
     "CohereForCausalLM": cohere.load_cohere,
     "DeepseekV2ForCausalLM": deepseek.load_deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek.load_deepseek_v3,
@@ -81,6 +83,7 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig, Tensors], Decoder]] = {
     "GraniteMoeHybridForCausalLM": granite_hybrid.load_granite_hybrid,
     "Lfm2ForCausalLM": lfm2.load_lfm2,
     "Lfm2MoeForCausalLM": lfm2.load_lfm2_moe,
+    "MptForCausalLM": bloom.load_mpt,
     "NemotronHForCausalLM": nemotron_h.load_nemotron_h,
     "HunYuanDenseV1ForCausalLM": hunyuan.load_hunyuan,
     "KimiLinearForCausalLM": kimi_linear.load_kimi_linear,

@@ -1,5 +1,6 @@
 """Paged attention by the kernels of the CPU, over pages in the layout that these read."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,6 +94,7 @@ class CpuGroup:
         heads: Heads of its layers.
         shapes: Shapes of attention's kernels: one token a piece, several tokens a piece.
         scaling: Factor of scores, and their soft cap; 0.0 without one.
+        slopes: [heads] float32. Slopes of biases by distance, in base 2. None without some.
         cells: Cells of its numbers.
     """
 
@@ -100,13 +102,20 @@ class CpuGroup:
     heads: Heads
     shapes: tuple[Shape, Shape]
     scaling: tuple[float, float]
+    slopes: Tensor | None
     cells: GroupCells
 
     @staticmethod
-    def of(group: LayerGroup, heads: Heads, scale: float | None, soft_cap: float | None) -> "CpuGroup":
-        capped, several = soft_cap is not None, max(1, SUMS // heads.shared)
-        shapes = Shape(heads, 1, False, capped), Shape(heads, several, True, capped)
-        return CpuGroup(group.window, heads, shapes, (scale or heads.dim**-0.5, soft_cap or 0.0), GroupCells())
+    def of(
+        group: LayerGroup, heads: Heads, scale: float | None, soft_cap: float | None, slopes: Sequence[float]
+    ) -> "CpuGroup":
+        capped, sloped, several = soft_cap is not None, bool(slopes), max(1, SUMS // heads.shared)
+        shapes = (
+            Shape(heads, tokens, listed, capped, sloped=sloped) for tokens, listed in ((1, False), (several, True))
+        )
+        by_head = torch.tensor(slopes, dtype=torch.float32) * LOG2E if sloped else None
+        scaling = scale or heads.dim**-0.5, soft_cap or 0.0
+        return CpuGroup(group.window, heads, (next(shapes), next(shapes)), scaling, by_head, GroupCells())
 
 
 def why_not(layout: KVLayout, dtype: str, heads: int) -> str | None:
@@ -147,6 +156,7 @@ class CpuAttention:
         scale: float | None = None,
         soft_cap: float | None = None,
         eight_bit: str | None = None,
+        slopes: Sequence[float] = (),
     ) -> None:
         """Allocates the KV pool.
 
@@ -159,13 +169,14 @@ class CpuAttention:
             scale: Factor of scores. None: 1 / sqrt(key_dim).
             soft_cap: Bound of scores, by tanh. None for none.
             eight_bit: Type of the KV, int8 or fp8. None: `dtype`.
+            slopes: What a score of each head loses for each token between query and key. () for nothing.
         """
         element, rows = ELEMENTS[getattr(torch, dtype)], layout.page_size % BLOCK != 0
         kind = EIGHT_BITS[eight_bit] if eight_bit is not None else None
         self.machine = machine
         self._page_size = layout.page_size
         self._groups = [
-            CpuGroup.of(group, _heads_of(group.shape, heads, element, rows, kind), scale, soft_cap)
+            CpuGroup.of(group, _heads_of(group.shape, heads, element, rows, kind), scale, soft_cap, slopes)
             for group in layout.groups
         ]
         self._place = {layer: (g, i) for g, group in enumerate(layout.groups) for i, layer in enumerate(group.layers)}
@@ -251,7 +262,7 @@ class CpuAttention:
                     (
                         cells.at(pieces), cells.at(count), cells.at("first"), cells.at("last"), self._counters[kind:],
                         queries, out, stride, pool, cells.at("partial"), self._page_size, between, scores,
-                        *group.scaling,
+                        0 if group.slopes is None else group.slopes, *group.scaling,
                     ),
                 )
             )  # fmt: skip

@@ -82,7 +82,7 @@ class CpuBackend:
         eight_bit = None if self.kv_dtype == self.dtype else self.kv_dtype
         return CpuAttention(
             self.machine, layout, pages, config.heads, self.dtype, config.scale, config.soft_cap,
-            eight_bit,
+            eight_bit, config.slopes,
         )  # fmt: skip
 
     def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:  # noqa: ARG002

@@ -126,6 +126,13 @@ class DecoderCalls:
             raise NotCompiled("images stand among learned positions")
         scale = 1.0 if e.scale is None else float(torch.tensor(e.scale, dtype=e.tokens.dtype))
         learned = None if e.positions is None else e.positions[e.offset :]
+        if e.norm is not None:
+            if e.projection is not None or learned is not None or self._decoder.vision is not None:
+                raise NotCompiled("normalised embeddings are projected, or positions or images are added to them")
+            found = self._to.buffer("found", self._hidden, FLOAT)
+            self._look_up_tokens(e.tokens, found, scale)
+            self._to.norm(e.norm, found, self.stream)
+            return
         if e.projection is None:
             self._look_up_tokens(e.tokens, self.stream, scale, learned)
             return

@@ -119,6 +119,8 @@ def open_gpu_backend(
     layout = config.kv_layout(settings.page_size, kv_dtype)
     if reason := why_not(layout):
         raise NoKernels(reason)
+    if config.slopes:
+        raise NoKernels("scores have a bias by distance (ALiBi)")
     on = torch.device(device)
     backend = TritonBackend(dtype, kv_dtype, on, Scratch(getattr(torch, dtype), on))
     try:

@@ -54,7 +54,9 @@ class Shard:
         """Returns the configuration of the rank's attention: its heads, and the KV heads that they read."""
         shapes = tuple(replace(shape, heads=self._kv_heads(shape.heads)) for shape in config.kv_shapes)
         kv_heads = self._kv_heads(config.kv_heads)
-        return replace(config, heads=config.heads // self.size, kv_heads=kv_heads, kv_shapes=shapes)
+        heads = config.heads // self.size
+        slopes = config.slopes[self.rank * heads : (self.rank + 1) * heads]
+        return replace(config, heads=heads, kv_heads=kv_heads, kv_shapes=shapes, slopes=slopes)
 
     def _kv_heads(self, heads: int) -> int:
         """Returns how many of a layer's KV heads the rank has."""

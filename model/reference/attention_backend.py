@@ -11,6 +11,7 @@ Softmax is the online form of Milakov and Gimelshein, 2018, block by block in or
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,10 +39,13 @@ class _KeyBlock:
     Attributes:
         positions: [tiles, BLOCK] int64. Positions of the keys.
         hidden: [tiles, rows, BLOCK] bool. True where a query must not see the key; None where all see all.
+        offsets: [tiles, 1, BLOCK] float32. Keys' positions from the tile's first place on, for biases by distance:
+            that a query would count from itself adds the same to all its scores.
     """
 
     positions: NDArray[np.int64]
     hidden: Tensor | None
+    offsets: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,6 +146,7 @@ class ReferenceAttention:
         device: torch.device,
         scale: float | None = None,
         soft_cap: float | None = None,
+        slopes: Sequence[float] = (),
     ) -> None:
         """Allocates the KV pool.
 
@@ -153,7 +158,9 @@ class ReferenceAttention:
             device: Device of the pool.
             scale: Factor of scores. None: 1 / sqrt(key_dim).
             soft_cap: Bound of scores, by tanh. None for none.
+            slopes: What a score of each head loses for each token between query and key. () for nothing.
         """
+        self._slopes = torch.tensor(slopes, dtype=torch.float32, device=device) if slopes else None
         self._soft_cap, self._device = soft_cap, device
         self._page_size = layout.page_size
         self._groups = [_Group.of(group, heads, scale) for group in layout.groups]
@@ -228,7 +235,8 @@ class ReferenceAttention:
         _, start, count = slices.T
         first = np.where(start < bidirectional, 0, np.maximum(start + 1 - (window or MOST_TOKENS), 0))
         mask = self._to_device(hidden.repeat(cut.shared, axis=1)) if hidden.any() else None
-        return _KeyBlock(np.clip(keys, first[:, None], (start + count)[:, None] - 1), mask)
+        seen = np.clip(keys, first[:, None], (start + count)[:, None] - 1)
+        return _KeyBlock(seen, mask, self._to_device((seen - positions[:, :1]).astype(np.float32)[:, None]))
 
     def _places(self, group: int, table: NDArray[np.int32], row: NDArray[np.int64], keys: _KeyBlock) -> Tensor:
         """Returns [tiles x BLOCK] int64: places of a block's keys in the pool."""
@@ -259,6 +267,11 @@ class ReferenceAttention:
             scores = scores.view(kv_heads, n, rows, BLOCK)
             if self._soft_cap is not None:
                 scores = soft_capped(scores, self._soft_cap)
+            if self._slopes is not None:
+                by_row = (
+                    self._slopes.view(kv_heads, 1, 1, shared).expand(-1, -1, tile, -1).reshape(kv_heads, 1, rows, 1)
+                )
+                scores += by_row * block.offsets
             if block.hidden is not None:
                 scores.masked_fill_(block.hidden, -torch.inf)
             new_top = torch.maximum(top[:, :n], scores.amax(-1, keepdim=True))
@@ -293,7 +306,7 @@ class ReferenceAttention:
     def poison(self, pages: NDArray[np.int32]) -> None:
         self.pool.poison(pages)
 
-    def _to_device(self, array: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
+    def _to_device(self, array: NDArray[np.int64] | NDArray[np.bool_] | NDArray[np.float32]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
 

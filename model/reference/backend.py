@@ -39,7 +39,7 @@ class TorchBackend:
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> AttentionBackend:
         return ReferenceAttention(
-            layout, pages, config.heads, self.kv_dtype, self.device, config.scale, config.soft_cap
+            layout, pages, config.heads, self.kv_dtype, self.device, config.scale, config.soft_cap, config.slopes
         )
 
     def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:  # noqa: ARG002

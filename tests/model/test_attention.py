@@ -1,5 +1,6 @@
 """The back ends against plain float64 attention, on ragged slices, random pages and a poisoned pool."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cache_manager.layout import KVLayout, KVShape
+from model.alibi import alibi_slopes
 from model.attention.backend import AttentionBackend, StepShape
 from model.cpu.attention_backend import CpuAttention
 from model.cpu.kernels.attention import CHUNK, LISTED
@@ -31,7 +33,7 @@ LAYERS = 2
 class Case:
     """lengths: (tokens already in the cache, tokens of the step) of each sequence. windows: of each layer; () makes one
     group of all layers. kernels: of the CPU, not the reference. kv: int8 or fp8; None is as dtype. sinks: one a head.
-    latent: elements of a key that are its value too; all heads read one key then.
+    latent: elements of a key that are its value too; all heads read one key then. sloped: scores fall with distance.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -46,6 +48,7 @@ class Case:
     kv: str | None = None
     sinks: bool = False
     latent: int = 0
+    sloped: bool = False
 
     @property
     def kept_heads(self) -> int:
@@ -75,6 +78,7 @@ class Pool:
         needed = [layout.pages_for(before + now) // groups for before, now in case.lengths]
         self.pages = pages = sum(needed) * groups + 5
         self.heads = case.kv_heads * case.group
+        self.slopes = alibi_slopes(self.heads) if case.sloped else ()
         self.attention = self._backend(layout, pages)
         self.attention.poison(np.arange(pages, dtype=np.int32))
         shuffled = self.rng.permutation(pages).astype(np.int32)
@@ -97,9 +101,11 @@ class Pool:
     def _backend(self, layout: KVLayout, pages: int) -> AttentionBackend:
         if self.case.kernels:
             eight_bit = self.case.kv
-            return CpuAttention(the_machine(), layout, pages, self.heads, self.case.dtype, eight_bit=eight_bit)
+            return CpuAttention(
+                the_machine(), layout, pages, self.heads, self.case.dtype, eight_bit=eight_bit, slopes=self.slopes
+            )
         dtype = self.case.kv or self.case.dtype
-        return ReferenceAttention(layout, pages, self.heads, dtype, torch.device("cpu"))
+        return ReferenceAttention(layout, pages, self.heads, dtype, torch.device("cpu"), slopes=self.slopes)
 
     def _random(self, tokens: int, heads: int) -> Tensor:
         return torch.from_numpy(self.rng.normal(size=(tokens, heads, self.case.head_dim)) * 1.5).to(self.dtype)
@@ -167,9 +173,10 @@ def plain_attention(
     window: int | None = None,
     whole: int = 0,
     sinks: Tensor | None = None,
+    slopes: Sequence[float] = (),
 ) -> Floats:
     """[tokens, heads, head_dim]: query i stands at position start + i and sees keys up to its own, `window` of them;
-    one of the first `whole` sees all of these.
+    one of the first `whole` sees all of these. slopes: what a score loses for each token of distance, by head.
     """
     group = queries.shape[1] // keys.shape[1]
     mixed = np.empty((*queries.shape[:2], values.shape[-1]))
@@ -181,6 +188,7 @@ def plain_attention(
         for head, vector in enumerate(query):
             seen = keys[first:end, head // group], values[first:end, head // group]
             scores = seen[0] @ vector / np.sqrt(len(vector))
+            scores -= slopes[head] * (start + i - np.arange(first, end)) if slopes else 0.0
             sink = -np.inf if sinks is None else float(sinks[head])
             highest = max(scores.max(), sink)
             weights = np.exp(scores - highest)
@@ -217,7 +225,8 @@ def cases_of(
         kv=st.sampled_from(kvs),
         sinks=st.booleans(),
         latent=st.just(0) | st.sampled_from(latents),
-    ).filter(lambda case: case.latent <= case.head_dim)
+        sloped=st.booleans(),
+    ).filter(lambda case: case.latent <= case.head_dim and not (case.sinks and case.sloped))
 
 
 FEW = (
@@ -229,6 +238,7 @@ FEW = (
     {"group": 1, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": "int8", "sinks": False},
     {"group": 20, "kv_heads": 3, "head_dim": 16, "dtype": "float32", "kv": "fp8", "sinks": True},
     {"group": 20, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": None, "sinks": False},
+    {"group": 3, "kv_heads": 2, "head_dim": 48, "dtype": "bfloat16", "kv": None, "sinks": False, "sloped": True},
     {"group": 20, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": None, "sinks": False, "latent": 32},
     {"group": 3, "kv_heads": 1, "head_dim": 48, "dtype": "float32", "kv": None, "sinks": False, "latent": 16},
     {"group": 3, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": "fp8", "sinks": False, "latent": 32},
@@ -237,7 +247,7 @@ FEW = (
 
 
 def few_shapes(case: Case, shape: dict[str, Any]) -> Case:
-    return replace(case, **{"latent": 0} | shape) if is_quick() else case
+    return replace(case, **{"latent": 0, "sloped": False} | shape) if is_quick() else case
 
 
 cases = cases_of(
@@ -270,6 +280,9 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 3e-3}
 @given(case=cases)
 @example(Case(((0, 300), (255, 1), (127, 2)), group=3, page_size=7))
 @example(Case(((0, 1),), group=1, kv_heads=1, page_size=1, sinks=True))
+@example(Case(((0, 300), (255, 1), (127, 2)), group=3, page_size=7, sloped=True))
+@example(Case(((600, 1), (530, 30)), group=3, head_dim=48, page_size=7, windows=(33, None), kernels=True, sloped=True))
+@example(Case(((600, 1), (530, 30)), group=1, kv_heads=3, head_dim=48, kernels=True, kv="int8", sloped=True))
 @example(Case(((128, 128), (0, 129)), group=8, page_size=16))
 @example(Case(((600, 1), (1500, 1), (530, 30)), group=3, kv_heads=1, head_dim=16, kernels=True))
 @example(Case(((1500, 1),), group=3, kv_heads=3, head_dim=48, page_size=64, windows=(700, None), kernels=True))
@@ -300,6 +313,7 @@ def test_equals_plain_attention(case: Case) -> None:
                 before,
                 case.windows[layer] if case.windows else None,
                 sinks=pool.sinks,
+                slopes=pool.slopes,
             )
             np.testing.assert_allclose(output.double().numpy(), expected, atol=TOLERANCE[case.dtype], rtol=0)
 
@@ -310,7 +324,7 @@ def test_tokens_that_see_each_other_in_both_directions(case: Case, data: st.Data
     """All of them in one slice with what comes after, or what is left of them behind pages that are there; a second
     slice goes on. The other sequences are causal.
     """
-    pool = Pool(case)
+    pool = Pool(replace(case, sloped=False))
     length = sum(case.lengths[0])
     whole = data.draw(st.integers(1, length), label="whole")
     cached = data.draw(st.integers(0, whole - 1), label="cached")

@@ -79,6 +79,27 @@ GRANITE_4_H_MICRO = {
     "shared_intermediate_size": 8192, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 100352,
 }  # fmt: skip
 
+BLOOM_560M = {
+    "apply_residual_connection_post_layernorm": False, "architectures": ["BloomForCausalLM"], "attention_dropout": 0.0,
+    "attention_softmax_in_fp32": True, "bos_token_id": 1, "eos_token_id": 2, "hidden_dropout": 0.0,
+    "layer_norm_epsilon": 1e-05, "model_type": "bloom", "n_embed": 1024, "n_inner": None, "n_layer": 24,
+    "num_attention_heads": 16, "offset_alibi": 100, "pad_token_id": 3, "pretraining_tp": 1, "seq_length": 2048,
+    "torch_dtype": "float16", "use_cache": True, "vocab_size": 250880,
+}  # fmt: skip
+
+MPT_7B = {
+    "architectures": ["MPTForCausalLM"], "auto_map": {"AutoModelForCausalLM": "modeling_mpt.MPTForCausalLM"},
+    "attn_config": {
+        "alibi": True, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0, "attn_type": "multihead_attention",
+        "attn_uses_sequence_id": False, "clip_qkv": None, "prefix_lm": False, "qk_ln": False, "softmax_scale": None,
+    },
+    "d_model": 4096, "emb_pdrop": 0, "embedding_fraction": 1.0, "expansion_ratio": 4, "init_device": "cpu",
+    "learned_pos_emb": True, "logit_scale": None, "max_seq_len": 2048, "model_type": "mpt", "n_heads": 32,
+    "n_layers": 32, "no_bias": True, "norm_type": "low_precision_layernorm", "resid_pdrop": 0,
+    "tokenizer_name": "EleutherAI/gpt-neox-20b", "torch_dtype": "bfloat16", "use_cache": False, "verbose": 0,
+    "vocab_size": 50432,
+}  # fmt: skip
+
 CODESTRAL_MAMBA_7B = {
     "architectures": ["Mamba2ForCausalLM"], "bos_token_id": 0, "chunk_size": 256, "conv_kernel": 4, "eos_token_id": 0,
     "expand": 2, "head_dim": 64, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 8192,
@@ -154,6 +175,8 @@ FALCON_H1_0_5B = {
         (GLM_4_9B, 9.40, 32768),
         (GRANITE_3B_A800M, 3.299, 4096),
         (GRANITE_4_H_MICRO, 3.191, 131072),
+        (BLOOM_560M, 0.5592, 2048),
+        (MPT_7B, 6.649, 2048),
         (CODESTRAL_MAMBA_7B, 7.285, 262144),
         (KIMI_LINEAR_48B, 49.12, 1048576),
         (LFM2_1_2B, 1.170, 128000),
@@ -177,6 +200,9 @@ def test_parameters(values: dict[str, Any], billions: float, context: int, tmp_p
         (MINIMAX_M2, {"rotary_dim": 256}, "256 of the 128 elements of a head are to be rotated"),
         (MINIMAX_M2, {"num_experts_per_tok": 257}, "there are 256 experts"),
         (ERNIE_21B, {"moe_k": 65}, "'moe_k' is 65, there are 64 experts"),
+        (MPT_7B, {"attn_config": {"clip_qkv": 6}}, "'clip_qkv' is 6, which is not supported"),
+        (MPT_7B, {"attn_config": {"alibi": False}}, "'alibi' is False, must be True"),
+        (MPT_7B, {"no_bias": False}, "'no_bias' is False, must be True"),
         (CODESTRAL_MAMBA_7B, {"num_heads": 64}, "'num_heads' is 64, heads of 64 elements do not make"),
         (CODESTRAL_MAMBA_7B, {"n_groups": 3}, "'n_groups' is 3, 128 heads cannot be divided into as many groups"),
         (CODESTRAL_MAMBA_7B, {"hidden_act": "gelu"}, "'hidden_act' is 'gelu', must be 'silu'"),

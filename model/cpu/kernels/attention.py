@@ -35,7 +35,7 @@ from model.cpu.kernels.mixing import (
     zero_after,
 )  # fmt: skip
 from model.cpu.kernels.rows import Writer
-from model.cpu.kernels.values import FLOATS, INT32, INT64, LANES, Value
+from model.cpu.kernels.values import FLOAT32, FLOATS, INT32, INT64, LANES, Value
 
 CHUNK = 32  # blocks
 
@@ -72,6 +72,7 @@ def write_attention(shape: Shape) -> Writer:
         page_size: Tokens in a page.
         between: Rows, as the tokens of this layer take, from a page to the next in the pool.
         sinks: See `write_join`.
+        slopes: [query heads] float32. Slopes of biases by distance, in base 2. Not read without biases.
         scale: Factor of scores, a float.
         cap: Soft cap of scores, a float.
     """
@@ -81,11 +82,13 @@ def write_attention(shape: Shape) -> Writer:
     def write(code: Code) -> None:
         (
             pieces, count, first, last, counter, queries, out, stride, pool, partial, page_size, between, sinks,
-        ) = code.arguments(13)  # fmt: skip
+            slopes,
+        ) = code.arguments(14)  # fmt: skip
         pieces, count, first, last = map(code.held, (pieces, count, first, last))
         keys = _KeySource(
-            pool, page_size, between, code.splat(code.real(13)), code.splat(code.real(14)), code.room(_tile_bytes(s))
-        )
+            pool, page_size, between, slopes, code.splat(code.real(14)), code.splat(code.real(15)),
+            code.room(_tile_bytes(s)),
+        )  # fmt: skip
         state, whole = State.of(code, rows, h.value_dim), State.of(code, rows, h.value_dim)
         scores = code.room(s.group * s.rows * LANES * 4)
         weights = code.room(s.group * s.rows * LANES * h.element.size)
@@ -125,6 +128,7 @@ class _KeySource:
         pool: KV pool of the layer.
         page_size: Tokens in a page.
         between: Rows from a page to the next.
+        slopes: Slopes of biases by distance.
         scale: Factor of scores, in all lanes.
         cap: Soft cap of scores, in all lanes.
         tile: Room for a block of one head, where pages hold rows; for values, where these are part of the key.
@@ -133,6 +137,7 @@ class _KeySource:
     pool: Value
     page_size: Value
     between: Value
+    slopes: Value
     scale: Value
     cap: Value
     tile: Value
@@ -173,6 +178,11 @@ class _Piece:
     def last_of(self, token: Value | int) -> Value:
         """Returns the key after the last that a token sees, in 32 bits."""
         return self._code.load(self.last + self.token_of(token) * 4, INT32)
+
+    def distances(self, token: int, block: Value) -> Value:
+        """Returns how far a block's 16 keys are behind a token, 0 or less, float32."""
+        first = self._code.narrowed(block * BLOCK, INT32) + 1 - self.last_of(token)
+        return self._code.to_float(self._code.lane_numbers() + self._code.splat(first))
 
     def sees(self, token: Value, keys: Value) -> Value:
         """Returns which of 16 keys, positions of 32 bits, a token sees."""
@@ -223,7 +233,7 @@ def _block(
             _gather(code, s, piece, keys, block, head)
         mine = state.row(head * s.rows, h.value_dim)
         values = keys.tile if h.latent and not h.rows else here + part + h.part_bytes
-        _scores(code, s, piece, head, keys, here + part, after + part, scores)
+        _scores(code, s, piece, head, keys, block, here + part, after + part, scores)
         _weigh(code, s, piece, block, mine, here + part, values, after + part, scores, weights, tail)
 
 
@@ -252,7 +262,8 @@ def _group(
         part = (piece.head + head) * h.head_bytes
         mine = state.row(head * s.rows, h.value_dim)
         for i in range(s.group):
-            _scores(code, s, piece, head, keys, here[i] + part, after[i] + part, scores + i * (s.rows * LANES * 4))
+            place = scores + i * (s.rows * LANES * 4)
+            _scores(code, s, piece, head, keys, block + i, here[i] + part, after[i] + part, place)
         calm = code.variable(code.integer(0))
         with code.when(whole):
             calm.set(code.select(far_above(code, s, mine, scores), code.integer(0), code.integer(1)))
@@ -319,7 +330,15 @@ def _gather(code: Code, s: Shape, piece: "_Piece", keys: _KeySource, block: Valu
 
 
 def _scores(
-    code: Code, s: Shape, piece: _Piece, head: Value, keys: _KeySource, here: Value, after: Value, scores: Value
+    code: Code,
+    s: Shape,
+    piece: _Piece,
+    head: Value,
+    keys: _KeySource,
+    block: Value,
+    here: Value,
+    after: Value,
+    scores: Value,
 ) -> None:
     """Computes the scores of all rows with 16 keys, in base 2."""
     h = s.heads
@@ -341,7 +360,12 @@ def _scores(
                 score = score * code.load(here, FLOATS, h.number_bytes)
             if s.capped:
                 score = math.tanh(code, score / keys.cap) * keys.cap
-            code.store(score * math.LOG2E, scores, row * LANES * 4)
+            score = score * math.LOG2E
+            if s.sloped:
+                column = (piece.head + head) * s.shared + row % s.shared
+                slope = code.splat(code.load(keys.slopes + column * 4, FLOAT32))
+                score = code.fma(slope, piece.distances(row // s.shared, block), score)
+            code.store(score, scores, row * LANES * 4)
 
 
 def _finish(code: Code, s: Shape, piece: _Piece, whole: State, out: Value, stride: Value, sinks: Value) -> None:

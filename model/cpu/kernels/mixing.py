@@ -30,6 +30,7 @@ class Shape:
         listed: Whether pieces list their tokens, and have one KV head. If not, they have one token.
         capped: Whether scores have a soft cap.
         sinks: Whether each query head has a sink: a further key whose value is 0.
+        sloped: Whether scores have a bias by distance (ALiBi).
     """
 
     heads: Heads
@@ -37,11 +38,12 @@ class Shape:
     listed: bool
     capped: bool
     sinks: bool = False
+    sloped: bool = False
 
     @property
     def name(self) -> str:
         h = self.heads
-        marks = [word for word in ("listed", "capped", "sinks") if getattr(self, word)]
+        marks = [word for word in ("listed", "capped", "sinks", "sloped") if getattr(self, word)]
         kind = "_".join([str(self.tokens), *marks])
         return f"{h.heads}_{h.kv_heads}_{h.dim}_{h.stored}_{kind}"
 

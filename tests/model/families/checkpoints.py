@@ -69,14 +69,15 @@ def write(case: Case, directory: Path, shards: bool = False) -> Path:
 def _draw(case: Case, module: nn.Module, name: str, parameter: Tensor) -> None:
     """Norms, which transformers makes 1 (Gemma's 0, as it adds 1), and biases, which it makes 0, are random too."""
     last = NUMBERED.search(name) is None  # belongs to no layer
+    first = "embeddings_layernorm" in name  # what it makes enters the first layer
     if name.endswith("e_score_correction_bias"):  # as far apart as scores
         parameter.normal_(0.0, 0.1)
     elif name.endswith(".bias"):
-        parameter.normal_(0.0, 0.25)
+        parameter.normal_(0.0, 0.25 * (case.embedding if first else 1.0))
     elif name.endswith(".A_log"):  # a state that forgets slowly, else what it keeps would not show
         parameter.uniform_(-5.0, -1.0)
     elif parameter.ndim == 1:
-        parameter.uniform_(0.5, 1.5).mul_(case.gain if last else 1.0)
+        parameter.uniform_(0.5, 1.5).mul_(case.embedding if first else case.gain if last else 1.0)
         adds_one = case.kind.__name__.startswith("Gemma") and case.kind is not Gemma4TextConfig
         if adds_one or type(module).__name__ in ADDS_ONE:
             parameter.sub_(1.0)
