@@ -184,7 +184,7 @@ def test_code_that_a_checkpoint_brings_is_not_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "own", "near"),
     [
-        ("BloomForCausalLM", {"n_embed": 64, "n_layer": 2, "num_attention_heads": 4}, "ForCausalLM"),
+        ("CTRLLMHeadModel", {"n_embd": 64, "n_layer": 2, "n_head": 4}, "LMHeadModel"),
         ("MambaForCausalLM", {"d_model": 64, "n_layer": 2, "state_size": 16}, "GemmaForCausalLM"),
         ("Gemma3ForConditionalGeneration", {"text_config": {}}, "PaliGemmaForConditionalGeneration"),
         ("LLaMAForCausalLM", {}, "LlamaForCausalLM"),
@@ -193,7 +193,7 @@ def test_code_that_a_checkpoint_brings_is_not_asked_for(tmp_path: Path) -> None:
         ("\x1b[2J\ud800", {}, "ForCausalLM"),
         ("nanoVLM", {}, "ForCausalLM"),  # which no config.json names
     ],
-    ids=["bloom", "mamba", "gemma 3 with images", "case", "t5", "3 MB", "escapes", "nanoVLM"],
+    ids=["ctrl", "mamba", "gemma 3 with images", "case", "t5", "3 MB", "escapes", "nanoVLM"],
 )
 def test_architecture_that_is_not_served(tmp_path: Path, name: str, own: dict[str, Any], near: str) -> None:
     """It is named before a field is missed that it calls otherwise, with the nearest ones that are served."""
