@@ -124,18 +124,20 @@ class Kept:
 
     def row(self, number: Value) -> Value:
         """Returns that of a row, as a vector of equal numbers."""
-        return self.of_head or self.code.splat(self.code.load(self.rows + number * 4, FLOAT32))
+        if self.of_head is not None:
+            return self.of_head
+        return self.code.splat(self.code.load(self.rows + number * 4, FLOAT32))
 
     def multiply(self, key: Value, place: Value, size: int) -> None:
         """Stores the product of a key's elements with what their rows keep."""
         for i in range(size // LANES):
-            factor = self.of_head or self.code.load(self.rows, FLOATS, i * VECTOR)
+            factor = self.code.load(self.rows, FLOATS, i * VECTOR) if self.of_head is None else self.of_head
             self.code.store(self.code.load(key, FLOATS, i * VECTOR) * factor, place, i * VECTOR)
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What a token does to a head's matrix.
+    """A token of a head: the query, the key and the value that its matrix is read and updated with.
 
     Attributes:
         query: Address of the normalised query.
