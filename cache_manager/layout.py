@@ -58,14 +58,19 @@ class LayerGroup:
         layers: Layer numbers.
         shape: KV of each of these layers.
         window: Tokens that a token sees, itself included; None for all tokens before it.
+        chunked: Whether the window is a chunk: a token sees those since the last multiple of `window`. The cache keeps
+            what a window of this size sees, which is all of a chunk.
     """
 
     layers: tuple[int, ...]
     shape: KVShape
     window: int | None = None
+    chunked: bool = False
 
 
-def layer_groups(shapes: Sequence[KVShape], windows: Sequence[int | None]) -> tuple[LayerGroup, ...]:
+def layer_groups(
+    shapes: Sequence[KVShape], windows: Sequence[int | None], chunked: bool = False
+) -> tuple[LayerGroup, ...]:
     """Cuts layers into groups, so that a token takes the fewest bytes, then the fewest groups.
 
     A page has as many bytes as the largest group needs, so a group with fewer bytes wastes the rest. Layers of equal
@@ -74,6 +79,7 @@ def layer_groups(shapes: Sequence[KVShape], windows: Sequence[int | None]) -> tu
     Args:
         shapes: KV of each layer.
         windows: Window of each layer in tokens, None for a layer without one.
+        chunked: Whether all windows are chunks.
 
     Returns:
         The groups. One without a window, if there is one, comes first.
@@ -91,7 +97,7 @@ def layer_groups(shapes: Sequence[KVShape], windows: Sequence[int | None]) -> tu
     sizes = {n * shape.elements for (_, shape), layers in alike.items() for n in range(1, len(layers) + 1)}
     size = min((s for s in sizes if s >= largest), key=lambda s: (s * sum(counts(s)), -s))
     return tuple(
-        LayerGroup(part, shape, window)
+        LayerGroup(part, shape, window, chunked and window is not None)
         for (window, shape), groups in zip(kinds, counts(size), strict=True)
         for part in _parts(alike[window, shape], groups)
     )
@@ -196,7 +202,7 @@ class KVLayout:
 
     def without_windows(self) -> "KVLayout":
         """Returns the layout that keeps the pages of all tokens in every group."""
-        groups = tuple(replace(group, window=None) for group in self.groups)
+        groups = tuple(replace(group, window=None, chunked=False) for group in self.groups)
         return KVLayout(groups, self.element_bytes, self.page_size, self.scale_bytes, self.recurrent)
 
     @property

@@ -94,6 +94,7 @@ class SelfAttention:
         gates: Product whose sigmoid multiplies the result, before the output (Qwen3-Next). None without one.
         rotated_first: Whether these norms come after the rotation.
         sinks: [heads] float32, see `AttentionBackend.attend`. None without sinks.
+        query_scales: [context] float32. Factor of queries by position (Llama 4). None without one.
     """
 
     number: int
@@ -110,11 +111,14 @@ class SelfAttention:
     gates: Product | None = None
     rotated_first: bool = False
     sinks: Tensor | None = None
+    query_scales: Tensor | None = None
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Returns the attention of x [tokens, hidden]. Writes the tokens' KV first, so that they see one another."""
         qkv = self.qkv(x, batch).view(len(x), -1, self.head_dim)
         queries = self._turned(qkv[:, : self.heads], self.query_norm, batch)
+        if self.query_scales is not None:
+            queries = (queries * self.query_scales[batch.positions[0]].view(-1, 1, 1)).to(queries.dtype)
         if self.kv_heads:
             keys, values = qkv[:, self.heads : self.heads + self.kv_heads], qkv[:, -self.kv_heads :]
             values = values if self.value_norm is None else self.value_norm(values)
@@ -175,6 +179,7 @@ class Experts:
         routing: Chooses experts by their logits.
         router_norm: Norm of the router's input (Gemma 4). None: it reads what experts read.
         norm: Norm of the experts' input. Only with the other one.
+        weighs_inputs: Whether an expert's weight multiplies what it reads, not what it gives (Llama 4).
     """
 
     router: Product
@@ -182,6 +187,7 @@ class Experts:
     routing: AnyRouting
     router_norm: Norm | None = None
     norm: Norm | None = None
+    weighs_inputs: bool = False
 
     def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         seen = x if self.router_norm is None else self.router_norm(x)
@@ -191,7 +197,10 @@ class Experts:
         for expert in chosen.unique().tolist():
             tokens, place = (chosen == expert).nonzero(as_tuple=True)
             own = None if batch is None else batch.select(tokens)
-            parts[place, tokens] = self.experts[expert](x[tokens], own)
+            read = x[tokens] * weights[tokens, place, None].to(x.dtype) if self.weighs_inputs else x[tokens]
+            parts[place, tokens] = self.experts[expert](read, own)
+        if self.weighs_inputs:
+            return added(parts.unbind())
         weighted = [part * weight.unsqueeze(-1) for part, weight in zip(parts, weights.to(x.dtype).T, strict=True)]
         return added(weighted)
 

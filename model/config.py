@@ -7,7 +7,7 @@ from typing import Any
 
 from cache_manager.layout import KVLayout, KVShape, LayerGroup, layer_groups
 from model.errors import MOST_SHOWN, CheckpointError, shown
-from model.families import ALIASES, FAMILIES, RENAMED, Family, family_of
+from model.families import ALIASES, FAMILIES, RENAMED, TEXT_ALONE, Family, family_of
 from model.fields import Fields, read_json
 from model.gguf.config import read_gguf_config
 from model.gguf.split import SUFFIX, is_gguf
@@ -42,6 +42,7 @@ class ModelConfig:
     Attributes:
         context: Longest sequence, in tokens.
         windows: Tokens that a token sees, itself included, by layer; None for all before it.
+        chunked: Whether windows are chunks, see `LayerGroup`.
         scale: Factor of attention's scores, which `soft_cap` then bounds by its tanh. None leaves them.
         slopes: What a score of each head loses for each token between query and key (ALiBi). () for nothing.
         dtype: Name of the dtype of the checkpoint's weights.
@@ -81,6 +82,7 @@ class ModelConfig:
     kv_shapes: tuple[KVShape, ...] = ()
     kv_layers: tuple[int, ...] = ()
     slopes: tuple[float, ...] = ()
+    chunked: bool = False
     quantization: Fields | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -110,7 +112,8 @@ class ModelConfig:
         attends, owners = self.attends or (True,) * self.layers, self.kv_layers or range(self.layers)
         own = [layer for layer in range(self.layers) if attends[layer] and owners[layer] == layer]
         if own:
-            groups = layer_groups([self.layer_shapes[layer] for layer in own], [self.windows[layer] for layer in own])
+            windows = [self.windows[layer] for layer in own]
+            groups = layer_groups([self.layer_shapes[layer] for layer in own], windows, self.chunked)
             numbered = tuple(replace(group, layers=tuple(own[i] for i in group.layers)) for group in groups)
         else:  # states are found by the pages of a prompt's tokens, which hold nothing then
             numbered = (LayerGroup((0,), NO_KV),)
@@ -143,6 +146,8 @@ def _read_any(architecture: str, fields: Fields, directory: Path) -> ModelConfig
     if architecture == NANO:
         text = _read(NANO, read_nano_text(fields, directory))
         return replace(text, vision=read_nano_vision(fields, directory))
+    if architecture in TEXT_ALONE:
+        return _read(TEXT_ALONE[architecture], _text_alone(fields))
     kind = KINDS.get(architecture)
     if kind is None:
         return _read(architecture, fields)
@@ -153,6 +158,15 @@ def _read_any(architecture: str, fields: Fields, directory: Path) -> ModelConfig
         vision=kind.reader(fields, kind, name),
         first_position=kind.first_position,
     )
+
+
+def _text_alone(fields: Fields) -> Fields:
+    """Returns the config of a vision-language model's text model. Raises CheckpointError where there is none."""
+    if "text_config" not in fields:
+        raise CheckpointError(f"{fields.path}: 'text_config' is missing")
+    whole = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
+    said = {key: fields.values[key] for key in whole if fields.values.get(key) is not None}
+    return Fields(fields.path, fields.section("text_config").values | said)
 
 
 def _quantization(fields: Fields) -> Fields | None:
@@ -179,7 +193,7 @@ def _architecture(fields: Fields) -> str:
     names = fields.get("architectures", list)
     if len(names) != 1 or not isinstance(names[0], str):
         raise fields.refuse("architectures", "must name one architecture")
-    name, served = ALIASES.get(names[0], names[0]), (*FAMILIES, *KINDS)
+    name, served = ALIASES.get(names[0], names[0]), (*FAMILIES, *TEXT_ALONE, *KINDS)
     if name not in served:
         near = ", ".join(get_close_matches(name[:MOST_SHOWN], served, cutoff=0.0))
         raise fields.refuse("architectures", f"which is not served; the nearest that are: {near}")
@@ -228,6 +242,7 @@ def _read(architecture: str, fields: Fields) -> ModelConfig:
         kv_shapes=by_layer.shapes,
         kv_layers=by_layer.owners,
         slopes=() if family.slopes is None else family.slopes(fields, heads),
+        chunked=family.chunked,
     )
 
 

@@ -28,7 +28,7 @@ from model.hybrids import (
 from model.latent import LatentShape, read_latent_shape, read_mistral_shape
 from model.layer_kv import LayerKV, read_shapes, shared_owners
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
 
 RENAMED = {"n_embd": "hidden_size", "n_embed": "hidden_size", "n_layer": "num_hidden_layers",
            "n_head": "num_attention_heads", "n_positions": "max_position_embeddings"}  # fmt: skip
@@ -36,6 +36,9 @@ RENAMED = {"n_embd": "hidden_size", "n_embed": "hidden_size", "n_layer": "num_hi
 
 ALIASES = {"MPTForCausalLM": "MptForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
 """Names of architectures in config.json whose class transformers has under another name."""
+
+TEXT_ALONE = {"Llama4ForConditionalGeneration": "Llama4ForCausalLM"}
+"""Vision-language models of which the text model alone is served, and its architecture."""
 
 Windows = Sequence[int | None]
 
@@ -80,21 +83,24 @@ def _window(fields: Fields, default: int | None) -> int | None:
     return fields.positive("sliding_window", default)
 
 
-def layer_types(fields: Fields, layers: int, kinds: Callable[[Fields, int], list[str]]) -> list[str]:
+def layer_types(
+    fields: Fields, layers: int, kinds: Callable[[Fields, int], list[str]], near: str = SLIDING
+) -> list[str]:
     """Returns the type of attention of each layer.
 
     Args:
         fields: The model's config.json.
         layers: The number of layers.
         kinds: Gives the types where config.json has no 'layer_types'.
+        near: Type of those that do not see everything.
 
     Raises:
         CheckpointError: 'layer_types' does not name a known type for each layer.
     """
     named = fields.get("layer_types", list) if "layer_types" in fields else kinds(fields, layers)
-    if len(named) != layers or not all(kind in (SLIDING, FULL) for kind in named):
+    if len(named) != layers or not all(kind in (near, FULL) for kind in named):
         raise CheckpointError(
-            f"{fields.path}: 'layer_types' is {shown(named)}, must name {SLIDING!r} or {FULL!r} for each of {layers} "
+            f"{fields.path}: 'layer_types' is {shown(named)}, must name {near!r} or {FULL!r} for each of {layers} "
             "layers"
         )
     return named
@@ -146,9 +152,9 @@ def _last_ones(fields: Fields, layers: int) -> list[str]:
 
 
 def rotated_layers(fields: Fields, layers: int) -> list[bool]:
-    """SmolLM3: whether each layer has rotary positions; 'no_rope_layers' has a 1 for those that have some."""
+    """SmolLM3, Llama 4: whether each layer has rotary positions; 'no_rope_layers' has a 1 for those that have some."""
     every = fields.positive("no_rope_layer_interval", 4)
-    named = fields.get("no_rope_layers", list, [int((layer + 1) % every != 0) for layer in range(layers)])
+    named = fields.get("no_rope_layers", list, []) or [int((layer + 1) % every != 0) for layer in range(layers)]
     if len(named) < layers or not all(one in (0, 1) for one in named):
         raise fields.refuse("no_rope_layers", f"must have a 0 or 1 for each of {layers} layers")
     return [one == 1 for one in named[:layers]]
@@ -162,6 +168,16 @@ def _windows_of_smollm3(fields: Fields, layers: int) -> Windows:
     if not fields.flag("use_sliding_window"):
         return _everything(fields, layers)
     return _by_type(None, _where_not_rotated)(fields, layers)
+
+
+def _windows_of_llama4(fields: Fields, layers: int) -> Windows:
+    """Llama 4: layers with rotary positions see a chunk, the others everything."""
+    rotated = rotated_layers(fields, layers)
+    if fields.values.get("attention_chunk_size", 8192) is None:
+        return _everything(fields, layers)
+    chunk = fields.positive("attention_chunk_size", 8192)
+    kinds = layer_types(fields, layers, lambda *_: [CHUNKED if turned else FULL for turned in rotated], CHUNKED)
+    return tuple(chunk if kind == CHUNKED else None for kind in kinds)
 
 
 def _odd_ones(fields: Fields, layers: int) -> list[str]:
@@ -200,6 +216,7 @@ class Family:
         context: Positions of the model. None: config.json must say.
         tied: Whether the output layer shares the embedding's weight.
         scaled: Whether 'query_pre_attn_scalar' sets the scale of attention's scores.
+        chunked: Whether windows are chunks, see `LayerGroup`.
         unscaled: Whether scores have no factor.
         multiplied: Whether 'attention_multiplier' is that scale.
         slopes: Returns the slope of each head's bias by distance (ALiBi). None: scores have none.
@@ -219,6 +236,7 @@ class Family:
     context: int | None = None
     tied: bool = False
     scaled: bool = False
+    chunked: bool = False
     unscaled: bool = False
     multiplied: bool = False
     slopes: Callable[[Fields, int], tuple[float, ...]] | None = None
@@ -250,6 +268,7 @@ FAMILIES = {
     "GraniteMoeHybridForCausalLM": Family(multiplied=True, mixers=mixers_of_granite),
     "HunYuanDenseV1ForCausalLM": Family(norm_eps=1e-5),
     "LlamaForCausalLM": LIKE_LLAMA,
+    "Llama4ForCausalLM": Family(_windows_of_llama4, head_dim=128, context=131072, norm_eps=1e-5, chunked=True),
     "Mistral4ForCausalLM": Family(kv_heads=_one_kv_head, latent=read_mistral_shape),
     "MiniMaxM2ForCausalLM": Family(head_dim=128),
     "MistralForCausalLM": Family(_everywhere(4096)),

@@ -199,10 +199,11 @@ def _llama3(fields: Fields, rope: Fields, plain: Tensor, theta: float) -> tuple[
     """Llama 3.1: divides low frequencies by the factor, keeps high ones, and blends those between."""
     factor = rope.positive_float("factor")
     low, high = rope.positive_float("low_freq_factor"), rope.positive_float("high_freq_factor")
-    if low >= high:
-        raise rope.refuse("low_freq_factor", f"must be below 'high_freq_factor', which is {high}")
+    if low > high:
+        raise rope.refuse("low_freq_factor", f"must not be above 'high_freq_factor', which is {high}")
     turns = rope.positive("original_max_position_embeddings") * plain / (2 * math.pi)  # over the length of the training
-    part = ((turns - low) / (high - low)).clamp(0, 1)
+    # Llama 4 has one factor for both, and blends none.
+    part = (turns >= low).float() if low == high else ((turns - low) / (high - low)).clamp(0, 1)
     return plain * part + plain / factor * (1 - part), 1.0
 
 

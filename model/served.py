@@ -32,6 +32,7 @@ TEXT = {
     "Lfm2ForCausalLM": "LFM2",
     "Lfm2MoeForCausalLM": "LFM2 MoE",
     "LlamaForCausalLM": "Llama",
+    "Llama4ForCausalLM": "Llama 4 (text)",
     "Mamba2ForCausalLM": "Mamba-2",
     "MiniMaxM2ForCausalLM": "MiniMax M2",
     "MinistralForCausalLM": "Ministral",

@@ -71,6 +71,7 @@ def load_experts(
     width: int,
     routing: AnyRouting,
     names: ExpertNames = PLAIN_NAMES,
+    transposed: bool = False,
 ) -> Experts:
     """Loads the experts of a layer, of which each rank has a part.
 
@@ -81,13 +82,14 @@ def load_experts(
         width: Width of one expert.
         routing: Chooses experts.
         names: Names of its tensors.
+        transposed: Whether the tensors with all experts are [experts, in, out] in the checkpoint.
     """
-    rows, columns = at.shard.gated(width), at.shard.part(width)
+    rows, columns, all_of = at.shard.gated(width), at.shard.part(width), at.transposed() if transposed else at
     activation = read_activation(config.fields, "hidden_act", "silu")
     wide, narrow = names.together
-    if at.is_stacked(wide, config.hidden, 2 * width) and at.is_stacked(narrow, width, config.hidden):
-        gates = at.stacked(wide, experts, config.hidden, 2 * width, gated=True, rows=rows)
-        downs = at.stacked(narrow, experts, width, config.hidden, columns=columns)
+    if all_of.is_stacked(wide, config.hidden, 2 * width) and all_of.is_stacked(narrow, width, config.hidden):
+        gates = all_of.stacked(wide, experts, config.hidden, 2 * width, gated=True, rows=rows)
+        downs = all_of.stacked(narrow, experts, width, config.hidden, columns=columns)
         parts = [GatedMLP(gate_up, last, activation) for gate_up, last in zip(gates, downs, strict=True)]
     else:
         parts = at.each("experts.", experts, names.apart, lambda own: _load_one(config, own, width, names.apart))

@@ -91,6 +91,7 @@ class CpuGroup:
 
     Attributes:
         window: Window of its layers.
+        chunked: See `LayerGroup`.
         heads: Heads of its layers.
         shapes: Shapes of attention's kernels: one token a piece, several tokens a piece.
         scaling: Factor of scores, and their soft cap; 0.0 without one.
@@ -99,6 +100,7 @@ class CpuGroup:
     """
 
     window: int | None
+    chunked: bool
     heads: Heads
     shapes: tuple[Shape, Shape]
     scaling: tuple[float, float]
@@ -115,7 +117,9 @@ class CpuGroup:
         )
         by_head = torch.tensor(slopes, dtype=torch.float32) * LOG2E if sloped else None
         scaling = scale or heads.dim**-0.5, soft_cap or 0.0
-        return CpuGroup(group.window, heads, (next(shapes), next(shapes)), scaling, by_head, GroupCells())
+        return CpuGroup(
+            group.window, group.chunked, heads, (next(shapes), next(shapes)), scaling, by_head, GroupCells()
+        )
 
 
 def why_not(layout: KVLayout, dtype: str, heads: int) -> str | None:
@@ -190,18 +194,19 @@ class CpuAttention:
     # A step
 
     def plan(self, shape: StepShape) -> CpuPlan:
-        seen = {window: VisibleKeys.of(shape, window) for window in {group.window for group in self._groups}}
+        kinds = [(group.window, group.chunked) for group in self._groups]
+        seen = {kind: VisibleKeys.of(shape, *kind) for kind in set(kinds)}
         tables = np.ascontiguousarray(shape.tables)
         groups = tuple(
             CpuGroupPlan(
                 self._pages.rows_of(number, np.ascontiguousarray(shape.slots[number])),
-                seen[group.window],
+                seen[kind],
                 divide(
-                    shape, seen[group.window], tables[number], self._page_size, group.heads.kv_heads,
+                    shape, seen[kind], tables[number], self._page_size, group.heads.kv_heads,
                     group.shapes[SEVERAL].tokens, self._threads,
                 ),
             )
-            for number, group in enumerate(self._groups)
+            for number, (group, kind) in enumerate(zip(self._groups, kinds, strict=True))
         )  # fmt: skip
         return CpuPlan(len(shape.positions), tables, groups, shape.segments)
 
@@ -222,13 +227,13 @@ class CpuAttention:
         """Returns the heads of a layer."""
         return self._groups[self._place[layer][0]].heads
 
-    def heads_name(self, norm: HeadNorm | None) -> str:
+    def heads_name(self, norm: HeadNorm | None, scaled: bool = False) -> str:
         """Returns the name of the kernel that writes a layer's KV; it is the same for all shapes."""
-        return f"heads_{self._groups[0].heads.stored}{'_' + norm.name if norm else ''}"
+        return f"heads_{self._groups[0].heads.stored}{'_scaled' if scaled else ''}{'_' + norm.name if norm else ''}"
 
-    def heads_writer(self, norm: HeadNorm | None) -> Writer:
+    def heads_writer(self, norm: HeadNorm | None, scaled: bool = False) -> Writer:
         heads = self._groups[0].heads
-        return write_heads(heads.element, norm, heads.rows, heads.eight_bit)
+        return write_heads(heads.element, norm, heads.rows, heads.eight_bit, scaled)
 
     def slots(self, layer: int) -> int:
         """Returns the address of the cell that holds the address of the step's slots."""
@@ -285,7 +290,7 @@ class CpuAttention:
             return
         both = torch.cat((keys, values), 1).flatten(1).float()
         arguments = (self.rows, slots, slots, both, both.stride(0) * 4, 0, pool, 0, h.kv_heads, h.kv_heads, h.dim)
-        nothing = (0,) * 10  # neither rotated nor normalised
+        nothing = (0,) * 11  # neither rotated nor normalised
         call = Call(self.heads_name(None), self.heads_writer(None), (*arguments, *nothing))
         self._run(plan, [call])
 

@@ -6,6 +6,7 @@ from model.cpu.call_list import CallList
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.delta import write_attention_gates
 from model.cpu.kernels.element import FLOAT
+from model.cpu.kernels.product import NotCompiled
 from model.cpu.known_parts import kernel_of
 from model.cpu.latent_calls import latent_calls
 from model.cpu.norm_arguments import head_norms
@@ -50,12 +51,15 @@ class MixerCalls:
         self._to.linear(a.qkv, x, qkv)
         norm, *norms = head_norms(a)
         turns, pairs, apart, cosines, sines = self._rotations.of(a.rope)
+        scaled = a.query_scales is not None
+        if scaled and turns != "positions":
+            raise NotCompiled("its queries have factors by position and rotate by several axes")
         self._to.call(
-            self._attention.heads_name(norm),
-            self._attention.heads_writer(norm),
+            self._attention.heads_name(norm, scaled),
+            self._attention.heads_writer(norm, scaled),
             cells.at("rows"), self._attention.slots(a.number), cells.at(turns), qkv.tensor, qkv.stride, queries.tensor,
             self._attention.pool_of(a.number), h.heads, a.kv_heads, first_value, h.dim, pairs, apart,
-            cosines, sines, *norms,
+            cosines, sines, *norms, a.query_scales if a.query_scales is not None else 0,
         )  # fmt: skip
         self._to.calls += self._attention.calls(a.number, queries.tensor, mixed.tensor, a.sinks)
         if a.gates is not None:

@@ -8,7 +8,7 @@ from model.blocks import MLP, Experts, GatedMLP
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.choice import MOST_EXPERTS, Choice, write_choice, write_sparse_mixer
 from model.cpu.kernels.element import FLOAT, Element
-from model.cpu.kernels.experts import Routes, write_jobs, write_mixed
+from model.cpu.kernels.experts import Routes, write_jobs, write_mixed, write_weighed
 from model.cpu.kernels.product import NotCompiled, experts_call
 from model.cpu.kernels.program import Call
 from model.cpu.known_parts import activation_name, kernel_of
@@ -53,16 +53,28 @@ class Mixtures:
         logits = self._buffer("logits of experts", experts, FLOAT, 1)
         inner = self._buffer("inner of experts", downs[0].inputs, None, used)
         made = self._buffer("made by experts", self._hidden, FLOAT, used)
-        activation = activation_name(parts[0].activation)
+        activation, weights, read, weighed = activation_name(parts[0].activation), routes.weights, x, list[Call]()
+        if mlp.weighs_inputs:
+            read, weights = self._buffer("weighed for experts", self._hidden, x.element, used), routes.ones
+            weighed = [
+                Call(
+                    f"weighed_{x.element.name}", write_weighed(x.element),
+                    (rows, used, routes.weights, x.tensor, x.stride, read.tensor, read.stride, self._hidden),
+                )
+            ]  # fmt: skip
         return [
             *kernel_of(mlp.router).calls(rows, seen, logits, self._room),
             choice_call(mlp.routing, routes, rows, logits),
             Call("jobs", write_jobs, (rows, used, experts, routes.chosen, routes.order, routes.jobs, routes.count)),
-            experts_call(firsts, routes, x, inner, gather=True, activation=activation, limit=limits.pop()),
+            *weighed,
+            experts_call(
+                firsts, routes, read, inner, gather=True, activation=activation, limit=limits.pop(),
+                by_place=mlp.weighs_inputs,
+            ),
             experts_call(downs, routes, inner, made, gather=False),
             Call(
                 f"mixed{'_add' if add else ''}", write_mixed(add),
-                (rows, used, routes.weights, made.tensor, made.stride, y.tensor, y.stride, self._hidden),
+                (rows, used, weights, made.tensor, made.stride, y.tensor, y.stride, self._hidden),
             ),
         ]  # fmt: skip
 

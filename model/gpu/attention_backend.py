@@ -85,7 +85,7 @@ class TritonAttention:
         self._tile_heads = min(_power_of_two(self._heads_per_kv), MOST_TILE_HEADS)
         self._head_tiles = -(-self._heads_per_kv // self._tile_heads)
         self._padded_dim = _power_of_two(self._head_dim)
-        self._windows = [group.window for group in layout.groups]
+        self._windows = [(group.window, group.chunked) for group in layout.groups]
         self._place = {layer: (g, i) for g, group in enumerate(layout.groups) for i, layer in enumerate(group.layers)}
         self.pool = KVPool(layout, pages, dtype, device)
         self._slots = pages * layout.page_size
@@ -120,7 +120,7 @@ class TritonAttention:
 
     def _work(self, shape: StepShape) -> list[GroupWork]:
         """Returns the work of each layer group."""
-        seen = {window: VisibleKeys.of(shape, window) for window in set(self._windows)}
+        seen = {window: VisibleKeys.of(shape, *window) for window in set(self._windows)}
         count = shape.slices[:, 2].astype(np.int64)
         slices = np.stack((np.arange(len(count)), np.cumsum(count) - count, count), axis=1)
         used = -(-max(int(part.last.max()) for part in seen.values()) // self._layout.page_size)

@@ -125,4 +125,5 @@ def _changed(part: Any) -> Any:
 def _rotates_in_place(part: SelfAttention) -> bool:
     """Whether `KernelSelfAttention` knows all of a part. Its kernel reads the table by position alone."""
     plain = part.kv_heads > 0 and part.value_norm is None and not part.values_are_keys and part.gates is None
+    plain = plain and part.query_scales is None
     return plain and (part.rope is None or (not part.rope.axes and 2 * part.rope.apart == part.rope.rotated))

@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cache_manager.layout import MOST_TOKENS, KVLayout, KVShape, LayerGroup
+from cache_manager.layout import KVLayout, KVShape, LayerGroup
 from model.attention.backend import Advance, StateSegments, StepShape
+from model.attention.visible_keys import first_seen
 from model.layers import soft_capped
 from model.reference.row_pool import RowPool
 from model.reference.states import PagedStates
@@ -71,11 +72,13 @@ class _Cut:
 
     Attributes:
         window: Window of the layers.
+        chunked: See `LayerGroup`.
         shared: Query heads of a KV head.
         tile: Tokens of a tile.
     """
 
     window: int | None
+    chunked: bool
     shared: int
     tile: int
 
@@ -101,7 +104,7 @@ class _Group:
         # Whole 16 bytes in each matrix: MKL's product has other bits for one of a batch that starts elsewhere.
         whole = 4 // math.gcd(shared, 4)
         tile = -(-max(1, TILE_ROWS // shared) // whole) * whole
-        return _Group(group.shape, scale or group.shape.key_dim**-0.5, _Cut(group.window, shared, tile))
+        return _Group(group.shape, scale or group.shape.key_dim**-0.5, _Cut(group.window, group.chunked, shared, tile))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,15 +183,15 @@ class ReferenceAttention:
 
     def _cut(self, slices: NDArray[np.int64], bidirectional: NDArray[np.int64], cut: "_Cut") -> _Tiles:
         row, start, count = slices.T
-        end, tile, window = start + count, cut.tile, cut.window
+        end, tile = start + count, cut.tile
         tiles_of = (end - 1) // tile - start // tile + 1
         owner = np.repeat(np.arange(len(row)), tiles_of)  # the slice of each tile
         number = start[owner] // tile + _ranges(tiles_of)  # which tile of its sequence
         last = np.minimum((number + 1) * tile, end[owner]) - 1  # its last query
-        before = number * tile + 1 - (window or MOST_TOKENS)  # no query of the tile sees a key that is further back
+        before = first_seen(number * tile, cut.window, cut.chunked)  # no query of the tile sees a key before this
         in_prefix = number * tile < bidirectional[owner]
         last, before = np.where(in_prefix, np.maximum(last, bidirectional[owner] - 1), last), before * ~in_prefix
-        first = np.maximum(before, 0) // BLOCK
+        first = before // BLOCK
         depth = last // BLOCK + 1 - first
         order = np.argsort(-depth, kind="stable")
         owner, number, first, depth = owner[order], number[order], first[order], depth[order]
@@ -223,17 +226,16 @@ class ReferenceAttention:
             positions: [tiles, tile] int64. Positions of the queries.
             cut: The layers' cut.
         """
-        window = cut.window
         hidden = keys[:, None, :] > positions[:, :, None]
-        if window is not None:
-            hidden |= keys[:, None, :] <= positions[:, :, None] - window
+        if cut.window is not None:
+            hidden |= keys[:, None, :] < first_seen(positions, cut.window, cut.chunked)[:, :, None]
         if bidirectional.any():
             both_ways = positions < bidirectional[:, None]
             hidden = np.where(both_ways[:, :, None], (keys >= bidirectional[:, None])[:, None, :], hidden)
         # Keys past the end of a sequence, or before the first that its first query sees, are replaced by one that is
         # hidden too, but finite: a freed page might hold NaN.
         _, start, count = slices.T
-        first = np.where(start < bidirectional, 0, np.maximum(start + 1 - (window or MOST_TOKENS), 0))
+        first = np.where(start < bidirectional, 0, first_seen(start, cut.window, cut.chunked))
         mask = self._to_device(hidden.repeat(cut.shared, axis=1)) if hidden.any() else None
         seen = np.clip(keys, first[:, None], (start + count)[:, None] - 1)
         return _KeyBlock(seen, mask, self._to_device((seen - positions[:, :1]).astype(np.float32)[:, None]))

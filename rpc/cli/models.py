@@ -34,11 +34,11 @@ def models(
 
 
 def _print_supported() -> None:
-    from model.families import ALIASES
+    from model.families import ALIASES, TEXT_ALONE
     from model.served import TEXT, WITH_IMAGES
 
-    width = max(map(len, (*TEXT, *WITH_IMAGES)))
-    aliases = {alias: TEXT[architecture] for alias, architecture in ALIASES.items()}
+    width = max(map(len, (*TEXT, *TEXT_ALONE, *WITH_IMAGES)))
+    aliases = {alias: TEXT[architecture] for alias, architecture in (ALIASES | TEXT_ALONE).items()}
     for architecture, family in (TEXT | aliases).items():
         print(f"{architecture:<{width}}  {family}")
     for architecture, family in WITH_IMAGES.items():

@@ -34,6 +34,7 @@ class Case:
     """lengths: (tokens already in the cache, tokens of the step) of each sequence. windows: of each layer; () makes one
     group of all layers. kernels: of the CPU, not the reference. kv: int8 or fp8; None is as dtype. sinks: one a head.
     latent: elements of a key that are its value too; all heads read one key then. sloped: scores fall with distance.
+    chunked: windows are chunks.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -49,6 +50,7 @@ class Case:
     sinks: bool = False
     latent: int = 0
     sloped: bool = False
+    chunked: bool = False
 
     @property
     def kept_heads(self) -> int:
@@ -61,10 +63,10 @@ class Case:
         made = KVLayout.uniform(
             groups, self.kept_heads, self.head_dim, page_size=self.page_size, windows=self.windows, **sizes
         )
-        if not self.latent:
-            return made
-        shape = KVShape(1, self.head_dim, self.latent, latent=True)
-        return replace(made, groups=tuple(replace(group, shape=shape) for group in made.groups))
+        parts = [replace(group, chunked=self.chunked and group.window is not None) for group in made.groups]
+        if self.latent:
+            parts = [replace(group, shape=KVShape(1, self.head_dim, self.latent, latent=True)) for group in parts]
+        return replace(made, groups=tuple(parts))
 
 
 class Pool:
@@ -174,15 +176,19 @@ def plain_attention(
     whole: int = 0,
     sinks: Tensor | None = None,
     slopes: Sequence[float] = (),
+    chunked: bool = False,
 ) -> Floats:
     """[tokens, heads, head_dim]: query i stands at position start + i and sees keys up to its own, `window` of them;
     one of the first `whole` sees all of these. slopes: what a score loses for each token of distance, by head.
+    chunked: of the keys up to its own it sees those from the last multiple of `window` on.
     """
     group = queries.shape[1] // keys.shape[1]
     mixed = np.empty((*queries.shape[:2], values.shape[-1]))
     for i, query in enumerate(queries):
         end = start + i + 1
         first = max(0, end - window) if window else 0
+        if window and chunked:
+            first = end - 1 - (end - 1) % window
         if start + i < whole:
             first, end = 0, whole
         for head, vector in enumerate(query):
@@ -226,6 +232,7 @@ def cases_of(
         sinks=st.booleans(),
         latent=st.just(0) | st.sampled_from(latents),
         sloped=st.booleans(),
+        chunked=st.booleans(),
     ).filter(lambda case: case.latent <= case.head_dim and not (case.sinks and case.sloped))
 
 
@@ -287,6 +294,8 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 3e-3}
 @example(Case(((600, 1), (1500, 1), (530, 30)), group=3, kv_heads=1, head_dim=16, kernels=True))
 @example(Case(((1500, 1),), group=3, kv_heads=3, head_dim=48, page_size=64, windows=(700, None), kernels=True))
 @example(Case(((0, 400), (300, 1), (260, 90)), group=2, page_size=7, windows=(120, 3)))
+@example(Case(((0, 400), (300, 1), (260, 90)), group=2, page_size=7, windows=(120, 3), chunked=True))
+@example(Case(((600, 1), (240, 1), (530, 99)), group=3, head_dim=48, windows=(120, 3), kernels=True, chunked=True))
 @example(
     Case(((600, 1), (530, 30)), group=3, head_dim=48, windows=(33, None), dtype="bfloat16", kernels=True, kv="fp8")
 )
@@ -314,6 +323,7 @@ def test_equals_plain_attention(case: Case) -> None:
                 case.windows[layer] if case.windows else None,
                 sinks=pool.sinks,
                 slopes=pool.slopes,
+                chunked=case.chunked,
             )
             np.testing.assert_allclose(output.double().numpy(), expected, atol=TOLERANCE[case.dtype], rtol=0)
 
@@ -345,6 +355,7 @@ def test_tokens_that_see_each_other_in_both_directions(case: Case, data: st.Data
             case.windows[layer] if case.windows else None,
             whole,
             pool.sinks,
+            chunked=case.chunked,
         )
         found = torch.cat([outputs[0], *rest]).double().numpy()
         np.testing.assert_allclose(found, expected, atol=TOLERANCE[case.dtype], rtol=0)

@@ -185,7 +185,7 @@ def test_code_that_a_checkpoint_brings_is_not_asked_for(tmp_path: Path) -> None:
     ("name", "own", "near"),
     [
         ("CTRLLMHeadModel", {"n_embd": 64, "n_layer": 2, "n_head": 4}, "LMHeadModel"),
-        ("MambaForCausalLM", {"d_model": 64, "n_layer": 2, "state_size": 16}, "GemmaForCausalLM"),
+        ("MambaForCausalLM", {"d_model": 64, "n_layer": 2, "state_size": 16}, "Mamba2ForCausalLM"),
         ("Gemma3ForConditionalGeneration", {"text_config": {}}, "PaliGemmaForConditionalGeneration"),
         ("LLaMAForCausalLM", {}, "LlamaForCausalLM"),
         ("T5ForConditionalGeneration", {"d_model": 64}, "LlavaForConditionalGeneration"),

@@ -54,7 +54,10 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ({"type": "linear"}, "'factor' is missing"),
         ({"type": "linear", "factor": 0}, "'factor' is 0"),
         (LLAMA3, "'original_max_position_embeddings' is missing"),
-        (LLAMA3 | {"original_max_position_embeddings": 64, "low_freq_factor": 4.0}, "must be below 'high_freq_factor'"),
+        (
+            LLAMA3 | {"original_max_position_embeddings": 64, "low_freq_factor": 5.0},
+            "must not be above 'high_freq_factor'",
+        ),
         ({"type": "yarn", "factor": "4"}, "'factor' is '4'"),
         ({"type": "yarn", "factor": 4.0, "rope_theta": 1.0}, "must be above 1"),
         ({"type": "longrope", "short_factor": [1.0]}, "must be 64 numbers"),

@@ -10,7 +10,7 @@ import pytest
 from scheduler.drafts import Ints, PromptLookup
 from scheduler.settings import QueueLimits, SchedulerSettings
 from tests.model.test_parity import random_prompts
-from tests.support.checkpoints import write_ministral, write_mistral
+from tests.support.checkpoints import write_llama4, write_ministral, write_mistral
 from tests.support.engines import Rig, make_request, make_rig
 from tests.support.swaps import always_swap
 
@@ -90,6 +90,7 @@ MODELS = {
     "full attention": None,
     "windows": lambda path: write_mistral(path, 24),
     "windows beside full attention": lambda path: write_ministral(path, 9, "sssf"),
+    "chunks beside full attention": lambda path: write_llama4(path, 9),
 }
 
 

@@ -16,7 +16,7 @@ from model.reference.attention_backend import ReferenceAttention
 from scheduler.costs import FEWEST_PAGES, SwapCost
 from scheduler.settings import SchedulerSettings
 from tests.model.test_parity import ENDLESS, random_prompts
-from tests.support.checkpoints import write_ministral, write_mistral
+from tests.support.checkpoints import write_llama4, write_ministral, write_mistral
 from tests.support.engines import Rig, make_request, make_rig
 from tests.support.pages import exported
 from tests.support.planted import plant
@@ -90,6 +90,7 @@ WINDOWED = {
     "mostly windows": lambda path: write_ministral(path, 9, "sssf"),
     "windows alone": lambda path: write_mistral(path, 24),
     "short windows alone": lambda path: write_mistral(path, 3),
+    "mostly chunks": lambda path: write_llama4(path, 20),
 }
 
 
@@ -99,6 +100,7 @@ WINDOWED = {
         ("alternating", 4, 600, True),
         ("alternating", 16, 20, True),
         ("windows alone", 4, 60, True),
+        ("mostly chunks", 4, 600, True),
         ("mostly windows", 4, 60, False),  # what left its window goes first, and is gone
         ("short windows alone", 4, 60, False),
     ],

@@ -81,8 +81,8 @@ def see_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels look at one position too many."""
     of = VisibleKeys.of
 
-    def longer(shape, window):  # type: ignore[no-untyped-def]
-        seen = of(shape, window)
+    def longer(shape, window, chunked=False):  # type: ignore[no-untyped-def]
+        seen = of(shape, window, chunked)
         return replace(seen, last=seen.last + 1)
 
     monkeypatch.setattr(VisibleKeys, "of", longer)

@@ -138,6 +138,23 @@ LFM2_1_2B = {
     "vocab_size": 65536,
 }  # fmt: skip
 
+LLAMA_4_MAVERICK = {
+    "architectures": ["Llama4ForConditionalGeneration"], "boi_token_index": 200080, "eoi_token_index": 200081,
+    "image_token_index": 200092, "model_type": "llama4", "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    "text_config": {
+        "attention_bias": False, "attention_chunk_size": 8192, "attention_dropout": 0.0, "attn_scale": 0.1,
+        "attn_temperature_tuning": 4, "bos_token_id": 200000, "eos_token_id": [200001, 200007, 200008],
+        "floor_scale": 8192, "for_llm_compressor": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+        "interleave_moe_layer_step": 2, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+        "max_position_embeddings": 1048576, "model_type": "llama4_text", "moe_layers": list(range(1, 48, 2)),
+        "no_rope_layers": [], "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48,
+        "num_key_value_heads": 8, "num_local_experts": 128, "pad_token_id": 200018, "rms_norm_eps": 1e-05,
+        "rope_scaling": None, "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "use_qk_norm": False,
+        "vocab_size": 202048,
+    },
+    "vision_config": {"hidden_size": 1408, "model_type": "llama4_vision_model", "num_hidden_layers": 34},
+}  # fmt: skip
+
 NEMOTRON_3_NANO = {
     "architectures": ["NemotronHForCausalLM"], "attention_bias": False, "auto_map": {"AutoConfig": "configuration.X"},
     "chunk_size": 128, "conv_kernel": 4, "eos_token_id": 2, "expand": 2, "head_dim": 128, "hidden_size": 2688,
@@ -180,6 +197,7 @@ FALCON_H1_0_5B = {
         (CODESTRAL_MAMBA_7B, 7.285, 262144),
         (KIMI_LINEAR_48B, 49.12, 1048576),
         (LFM2_1_2B, 1.170, 128000),
+        (LLAMA_4_MAVERICK, 400.7, 1048576),
         (NEMOTRON_3_NANO, 31.58, 262144),
         (FALCON_H1_0_5B, 0.5214, 16384),
     ],
@@ -192,6 +210,10 @@ def test_parameters(values: dict[str, Any], billions: float, context: int, tmp_p
     shared = config.vocabulary * config.hidden if config.tied_embeddings else 0
     parameters = weight_bytes(untied, "bfloat16") / 2 - shared
     assert parameters / 1e9 == pytest.approx(billions, rel=7e-4)  # what recurrences hold in float32 counts twice
+
+
+def _maverick(**changes: Any) -> dict[str, Any]:
+    return {**LLAMA_4_MAVERICK["text_config"], **changes}  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(
@@ -211,6 +233,12 @@ def test_parameters(values: dict[str, Any], billions: float, context: int, tmp_p
         (KIMI_LINEAR_48B, {"mla_use_nope": False}, "'mla_use_nope' is False, latent attention with positions"),
         (KIMI_LINEAR_48B, {"moe_router_activation_func": "softmax"}, "must be 'sigmoid'"),
         (KIMI_LINEAR_48B, {"linear_attn_config": {"full_attn_layers": [0]}}, "'full_attn_layers'"),
+        (LLAMA_4_MAVERICK, {"text_config": None}, "'text_config' is missing"),
+        (LLAMA_4_MAVERICK, {"text_config": _maverick(moe_layers=[48])}, "'moe_layers' is [48], must be numbers of"),
+        (LLAMA_4_MAVERICK, {"text_config": _maverick(num_experts_per_tok=129)}, "there are 128 experts"),
+        (LLAMA_4_MAVERICK, {"text_config": _maverick(layer_types=["sliding_attention"] * 48)}, "'chunked_attention'"),
+        (LLAMA_4_MAVERICK, {"text_config": _maverick(floor_scale=0)}, "'floor_scale' is 0"),
+        (LLAMA_4_MAVERICK, {"text_config": _maverick(max_position_embeddings=2**24)}, "'max_position_embeddings' is"),
         (PHI_3_5_MOE, {"num_experts_per_tok": 3}, "'num_experts_per_tok' is 3, must be 2"),
         (PHI_3_5_MOE, {"router_jitter_noise": -0.1}, "'router_jitter_noise' is -0.1, must not be below 0"),
         (PHI_3_5_MOE, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "must be 'default' or 'longrope'"),

@@ -2,7 +2,7 @@
 
 from typer.testing import CliRunner
 
-from model.families import ALIASES, FAMILIES
+from model.families import ALIASES, FAMILIES, TEXT_ALONE
 from model.multimodal import NANO
 from model.vision_families import KINDS
 from rpc.cli.main import app
@@ -12,8 +12,8 @@ def test_every_architecture_has_a_line() -> None:
     done = CliRunner().invoke(app, ["models", "--supported"])
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
-    assert {line.split()[0] for line in lines} == {*FAMILIES, *ALIASES, *KINDS, NANO}
-    assert len(lines) == len(FAMILIES) + len(ALIASES) + len(KINDS) + 1
+    assert {line.split()[0] for line in lines} == {*FAMILIES, *ALIASES, *TEXT_ALONE, *KINDS, NANO}
+    assert len(lines) == len(FAMILIES) + len(ALIASES) + len(TEXT_ALONE) + len(KINDS) + 1
     assert {line.split()[0] for line in lines if line.endswith(", with images")} == {*KINDS, NANO}
 
 

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, MinistralConfig, MistralConfig, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    MinistralConfig,
+    MistralConfig,
+    PretrainedConfig,
+)
 
 
 def write_llama(directory: Path, seed: int = 0, shards: bool = False, **changes: object) -> Path:
@@ -30,6 +37,12 @@ def write_ministral(directory: Path, window: int, kinds: str, seed: int = 0, **c
         head_dim=16,  # its class needs it said
         **changes,
     )
+
+
+def write_llama4(directory: Path, chunk: int, seed: int = 0, **changes: object) -> Path:
+    """Three of four layers see chunks."""
+    shape = {"num_hidden_layers": 4, "head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 4}
+    return write(Llama4TextConfig, directory, seed, attention_chunk_size=chunk, **(shape | changes))
 
 
 def write(

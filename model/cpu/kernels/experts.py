@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model.cpu.kernels.choice import MOST_EXPERTS
 from model.cpu.kernels.code import Code
-from model.cpu.kernels.element import FLOAT
+from model.cpu.kernels.element import FLOAT, Element
 from model.cpu.kernels.group_panels import GroupPanels
 from model.cpu.kernels.linear import Epilogue, InputSums, multiply, sides_of
 from model.cpu.kernels.panels import PANEL, Panels
@@ -38,6 +38,7 @@ class Routes:
         used: Experts of a row.
         chosen: [places] int64. Expert of each place.
         weights: [places] float32.
+        ones: [places] float32. Weights where inputs have been weighed.
         order: [places] int64. Places by expert.
         jobs: [n, fields of JOB] int64.
         count: [1] int64. The number of jobs.
@@ -47,6 +48,7 @@ class Routes:
     used: int
     chosen: Tensor
     weights: Tensor
+    ones: Tensor
     order: Tensor
     jobs: Tensor
     count: Tensor
@@ -57,7 +59,8 @@ class Routes:
         most = places // MOST_ROWS + min(places, experts)
         chosen, order, jobs = (torch.zeros(n, dtype=torch.int64) for n in (places, places, most * len(JOB)))
         weights = torch.zeros(places)
-        return Routes(experts, used, chosen, weights, order, jobs, torch.zeros(1, dtype=torch.int64))
+        count = torch.zeros(1, dtype=torch.int64)
+        return Routes(experts, used, chosen, weights, torch.ones(places), order, jobs, count)
 
 
 def write_jobs(code: Code) -> None:
@@ -136,7 +139,7 @@ def write_experts(weights: Panels | GroupPanels, ending: Epilogue, gather: bool)
         jobs: Jobs, see JOB.
         count: Cell. The number of jobs.
         order: Places by expert.
-        used: Experts of a row.
+        used: Places that read one row of x.
         x: Input.
         x_stride: Bytes of a row of x.
         places: Addresses of each expert's panels, int64.
@@ -166,6 +169,31 @@ def write_experts(weights: Panels | GroupPanels, ending: Epilogue, gather: bool)
             factors = code.load(scales + expert * 8, INT64) + outputs if ending.scaled else own
             bias = code.load(biases + expert * 8, INT64) + outputs if ending.bias else own
             multiply(code, weights, ending, start, rows, sides, WeightPanel(number, own, steps, bias, factors, own))
+
+    return write
+
+
+def write_weighed(element: Element) -> Writer:
+    """Writes the kernel that multiplies a row by its weight for each of its experts, before they read it.
+
+    Kernel arguments:
+        count: Cell. The number of rows.
+        used: Experts of a row.
+        weights: Weights of places, float32.
+        x: Rows, of the element.
+        stride: Bytes of a row of x.
+        y: Result, of the element, a row for each place.
+        y_stride: Bytes of a row of y.
+        width: Columns.
+    """
+
+    def write(code: Code) -> None:
+        count, used, weights, x, stride, y, y_stride, width = code.arguments(8)
+        with shared_rows(code, count) as row, code.loop(row * used, (row + 1) * used) as place:
+            weight = code.splat(code.load(weights + place * 4, FLOAT32))
+            source, made = x + row * stride, y + place * y_stride
+            with code.loop(0, width, LANES) as i:
+                element.store(code, element.load(code, source + i * element.size) * weight, made + i * element.size)
 
     return write
 

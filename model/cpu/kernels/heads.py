@@ -7,7 +7,7 @@ from model.cpu.kernels.eight_bit import EightBit
 from model.cpu.kernels.element import FLOAT, Element
 from model.cpu.kernels.kv import BLOCK, SCALE_BYTES, copy_rounded, put_bytes, put_key, put_value
 from model.cpu.kernels.rows import Norm, Normed, Writer, shared_rows
-from model.cpu.kernels.values import INT64, LANES, Value
+from model.cpu.kernels.values import FLOAT32, INT64, LANES, Value
 
 MOST_DIM = 1024  # elements of a head
 EPS = 15  # index of the kernel's argument
@@ -36,7 +36,9 @@ class HeadNorm:
         return self.norm.name + "".join(kind for kind, has in kinds.items() if has)
 
 
-def write_heads(element: Element, norm: HeadNorm | None, rows: bool, eight_bit: EightBit | None = None) -> Writer:
+def write_heads(
+    element: Element, norm: HeadNorm | None, rows: bool, eight_bit: EightBit | None = None, scaled: bool = False
+) -> Writer:
     """Writes the kernel that makes queries and KV of new tokens.
 
     Args:
@@ -44,6 +46,7 @@ def write_heads(element: Element, norm: HeadNorm | None, rows: bool, eight_bit: 
         norm: Norm of queries and keys. None without one.
         rows: See `Heads`.
         eight_bit: See `Heads`.
+        scaled: Whether queries have a factor by position, after norm and rotation.
 
     Kernel arguments:
         count: Cell. The number of tokens.
@@ -67,18 +70,21 @@ def write_heads(element: Element, norm: HeadNorm | None, rows: bool, eight_bit: 
         value_weights: Weights of the norm of values, float32.
         query_bias: Bias of the norm of queries, float32.
         key_bias: Bias of the norm of keys, float32.
+        scales: [context] float32. Factors of queries; not read unless `scaled`.
     """
 
     def write(code: Code) -> None:
-        count, slots, places, qkv, stride, queries, pool, heads, kv_heads, first_value, *more = code.arguments(21)
-        dim, pairs, apart, cosines, sines, _, query_weights, key_weights, value_weights, query_bias, key_bias = more
+        count, slots, places, qkv, stride, queries, pool, heads, kv_heads, first_value, *more = code.arguments(22)
+        dim, pairs, apart, cosines, sines, _, query_weights, key_weights, value_weights, query_bias, *more = more
+        key_bias, scales = more
         slots, places = code.held(slots), code.held(places)
         token_bytes = dim + SCALE_BYTES if eight_bit else dim * element.size  # bytes of a head's key, or of its value
         part_bytes = token_bytes * BLOCK
         room = code.room((MOST_DIM + LANES) * 4)
         with shared_rows(code, count) as row:
             source = qkv + row * stride
-            angle = code.load(places + row * 8, INT64) * pairs * 4
+            position = code.load(places + row * 8, INT64)
+            angle = position * pairs * 4
             slot = code.load(slots + row * 8, INT64)
             block, token = pool + (slot >> 4) * kv_heads * part_bytes * 2, slot & (BLOCK - 1)
             own = pool + slot * kv_heads * token_bytes * 2
@@ -95,6 +101,10 @@ def write_heads(element: Element, norm: HeadNorm | None, rows: bool, eight_bit: 
             own_values = _Normed(code, normed, plain, kv_heads, dim, value_weights, query_bias)
             with code.loop(0, heads) as head:
                 turned(own_queries, head)
+                if scaled:
+                    scale = code.splat(code.load(scales + position * 4, FLOAT32))
+                    with code.loop(0, dim, LANES) as i:
+                        FLOAT.store(code, FLOAT.load(code, room + i * 4) * scale, room + i * 4)
                 place = queries + (row * heads + head) * dim * element.size
                 copy_rounded(code, element, room, place, dim)
             with code.loop(0, kv_heads) as head:

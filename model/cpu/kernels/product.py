@@ -292,6 +292,7 @@ def experts_call(
     gather: bool,
     activation: str | None = None,
     limit: float | None = None,
+    by_place: bool = False,
 ) -> Call:
     """Makes the call of each expert's product, see `write_experts`.
 
@@ -303,6 +304,7 @@ def experts_call(
         gather: See `write_experts`.
         activation: Activation of the gates, for gated products.
         limit: See `Epilogue`.
+        by_place: With `gather`: whether the input has a row for each place, and not one for all experts of a row.
 
     Raises:
         NotCompiled: The experts differ in shape or in the layout of their weights.
@@ -327,7 +329,7 @@ def experts_call(
         f"experts_{kind.name}_{ending.name}_{'gather' if gather else 'scatter'}",
         write_experts(kind, ending, gather),
         (
-            routes.jobs, routes.count, routes.order, routes.used, x.tensor, x.stride, panels,
+            routes.jobs, routes.count, routes.order, 1 if by_place else routes.used, x.tensor, x.stride, panels,
             len(first.panels), first.steps, y.tensor, y.stride, scales, biases,
         ),
     )  # fmt: skip

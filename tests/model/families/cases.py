@@ -14,7 +14,8 @@ class Case:
     """A tiny random model. changes: what its config says beside `checkpoints.SMALL`. windows: by layer, how many tokens
     a token sees; None where all layers see everything. gain: of the final norm, which spreads the logits. embedding:
     standard deviation of what enters the first layer; small in tied models, which would repeat their last token else.
-    padded: whether padding changes nothing in transformers, which lets biases of a recurrence's inputs into its state.
+    padded: whether padding changes nothing in transformers, which lets biases of a recurrence's inputs into its state
+    and counts it in positions that make queries grow.
     """
 
     name: str
@@ -45,6 +46,7 @@ def layers(letters: str) -> dict[str, Any]:
 
 
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+STEP = rope("llama3", factor=8.0, low_freq_factor=2.0, high_freq_factor=2.0, original_max_position_embeddings=64)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
 TUNED_YARN = rope(
     "yarn",
@@ -86,6 +88,8 @@ YARN_IN_FULL = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
     }
 }
+LLAMA4 = {"head_dim": 16, "num_hidden_layers": 4, "num_local_experts": 4, "intermediate_size_mlp": 112,
+          "floor_scale": 20, "attn_scale": 0.5}  # fmt: skip
 TIED = {"tie_word_embeddings": True}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
          "linear_value_head_dim": 16, "head_dim": 16}  # fmt: skip
@@ -286,6 +290,15 @@ CASES = (
          OSS_EXPERTS | TIED | rope("linear", 1000.0, factor=2.0) | {"swiglu_limit": 0.7, "attention_bias": False,
           "num_key_value_heads": 4, "sliding_window": 21, "head_dim": 32, "num_experts_per_tok": 3} | layers("fsf"),
          windows=(None, 21, None), seed=3, embedding=0.3),
+    Case("llama4", "Llama 4 (text)", hf.Llama4TextConfig,
+         "chunks in 3 of 4 layers, no rotation and queries that grow in the fourth; 1 of 4 experts beside a shared one",
+         LLAMA4 | {"attention_chunk_size": 13}, windows=(13, 13, 13, None), padded=False, seed=2),
+    Case("llama4-dense", "Llama 4 (text)", hf.Llama4TextConfig,
+         "experts in every other layer, 2 of 4 at work; no norms of queries and keys, frequencies of two kinds, tied",
+         TIED | LLAMA4 | STEP | {"attention_chunk_size": 21, "interleave_moe_layer_step": 2, "use_qk_norm": False,
+                                   "attention_bias": True, "num_experts_per_tok": 2, "no_rope_layers": [1, 0, 1, 0],
+                                   "attn_temperature_tuning": False},
+         windows=(21, None, 21, None), embedding=0.3, seed=4),
     Case("minimax-m2", "MiniMax M2", hf.MiniMaxM2Config,
          "norms over all queries and keys, half of each head rotated, 2 of 6 experts by sigmoid and bias",
          {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16} | rope(partial_rotary_factor=0.5), seed=3),

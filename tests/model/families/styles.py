@@ -128,6 +128,27 @@ def sharded(tensors: Tensors) -> Iterator[Tensors]:
         yield {name: tensors[name].contiguous() for name in names[i::3]}
 
 
+def inside_another(directory: Path) -> None:
+    """A text model as a part of one that sees, whose encoder is there too."""
+
+    def nested(values: Values) -> Values:
+        outer = {key: values[key] for key in ("eos_token_id", "tie_word_embeddings", "dtype")}
+        return outer | {
+            "architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "text_config": values,
+            "vision_config": {"model_type": "llama4_vision_model"},
+        }  # fmt: skip
+
+    def beside(tensors: Tensors) -> Tensors:
+        encoder = {
+            "vision_model.class_embedding": torch.ones(8),
+            "multi_modal_projector.linear_1.weight": torch.ones(8, 8),
+        }
+        return renamed("^", "language_model.")(tensors) | encoder
+
+    edit_config(directory, nested)
+    edit_tensors(directory, beside)
+
+
 def shard(directory: Path) -> None:
     whole = directory / "model.safetensors"
     where: dict[str, str] = {}
@@ -162,6 +183,7 @@ CLASSIC = "config.json in the Hub's classic words"
 STYLES = (
     Style("classic", CLASSIC, tuple(case.name for case in CASES), lambda directory: edit_config(directory, classic)),
     Style("su", "longrope by its first name", ("phi3-longrope",), lambda directory: edit_config(directory, su)),
+    Style("inside", "the text model of one with images", ("llama4", "llama4-dense"), inside_another),
     Style("sharded", "three files", ("llama", "qwen3-moe", "gemma3", "gpt2", "opt-post-norm", "falcon"), shard),
     _tensors(
         "head", "a tied model's output layer saved too",

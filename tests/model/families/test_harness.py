@@ -18,6 +18,7 @@ UNSEEN = {  # a constant that is added to all keys adds the same to all scores, 
     "opt": r"k_proj\.bias",
     "opt-post-norm": r"k_proj\.bias",
     "smollm3-window": r"layers\.[13]\.self_attn\.k_proj\.bias",
+    "llama4-dense": r"layers\.[13]\.self_attn\.k_proj\.bias",
     "cohere2-mixed": r"layers\.[02]\.self_attn\.k_proj\.bias",
 }
 FEWEST = {"cohere": 4, "cohere2": 5}  # norms and biases: one norm a layer, and the last

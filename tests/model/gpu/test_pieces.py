@@ -26,9 +26,14 @@ def shape_of(slices: list[tuple[int, int]], tables: np.ndarray, page: int) -> St
 
 
 def division(
-    slices: list[tuple[int, int]], tables: np.ndarray, page: int, window: int | None = None, most: int = 10**6
+    slices: list[tuple[int, int]],
+    tables: np.ndarray,
+    page: int,
+    window: int | None = None,
+    most: int = 10**6,
+    chunked: bool = False,
 ) -> tuple[Division, VisibleKeys]:
-    seen = VisibleKeys.of(shape_of(slices, tables, page), window)
+    seen = VisibleKeys.of(shape_of(slices, tables, page), window, chunked)
     count = np.array([now for _, now in slices])
     rows = np.stack((np.arange(len(count)), np.cumsum(count) - count, count), axis=1)
     return divide(rows, seen, tables, page, TUNING, TILE_HEADS, most), seen
@@ -64,11 +69,16 @@ lengths = st.tuples(st.integers(0, 200), st.sampled_from([1, 1, 1, 2, 5, 70, 300
 
 
 @settings(deadline=None, max_examples=examples(40))
-@given(st.lists(lengths, min_size=1, max_size=6), st.sampled_from([1, 7, 16]), st.sampled_from([None, 9, 90]))
-def test_every_key_is_seen_once(slices: list[tuple[int, int]], page: int, window: int | None) -> None:
+@given(
+    st.lists(lengths, min_size=1, max_size=6),
+    st.sampled_from([1, 7, 16]),
+    st.sampled_from([None, 9, 90]),
+    st.booleans(),
+)
+def test_every_key_is_seen_once(slices: list[tuple[int, int]], page: int, window: int | None, chunked: bool) -> None:
     width = max(before + now for before, now in slices) // page + 2
     tables = np.arange(len(slices) * width, dtype=np.int32).reshape(len(slices), width)
-    made, seen = division(slices, tables, page, window)
+    made, seen = division(slices, tables, page, window, chunked=chunked)
     check(made, seen, tables, page, np.repeat(np.arange(len(slices)), [now for _, now in slices]))
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.element import BFLOAT, FLOAT, Element
-from model.cpu.kernels.experts import JOB, Routes, write_jobs, write_mixed
+from model.cpu.kernels.experts import JOB, Routes, write_jobs, write_mixed, write_weighed
 from model.cpu.kernels.product import KernelLinear, NotCompiled, experts_call
 from model.cpu.kernels.program import Call, Machine
 from model.cpu.kernels.sides import MOST_ROWS
@@ -169,8 +169,10 @@ class Mixture:
         experts: int = 6,
         used: int = 3,
         limit: float | None = None,
+        weighs_inputs: bool = False,
     ) -> None:
-        """limit: of the gates of experts that have biases too."""
+        """limit: of the gates of experts that have biases too. weighs_inputs: see `model.blocks.Experts`."""
+        self.weighs_inputs = weighs_inputs
         self.machine, self.element, self.experts, self.used = machine, element, experts, used
         self.gate_up = [random(2 * INNER, HIDDEN, seed=i) / 8 for i in range(experts)]
         self.down = [random(HIDDEN, INNER, seed=100 + i) / 6 for i in range(experts)]
@@ -198,14 +200,29 @@ class Mixture:
         parts.tensor.fill_(torch.nan)
         if before is not None:
             y.tensor[:, :HIDDEN] = before
+        read, weights, weighed = source, routes.weights, list[Call]()
+        if self.weighs_inputs:
+            read, weights = Buffer.of(len(x) * used, HIDDEN, self.element), routes.ones
+            of_input = (rows, used, routes.weights, source.tensor, source.stride, read.tensor, read.stride, HIDDEN)
+            weighed = [Call(f"weighed_{self.element.name}", write_weighed(self.element), of_input)]
         arguments = (
-            rows, used, routes.weights, parts.tensor, parts.stride, y.tensor, y.stride, HIDDEN
+            rows, used, weights, parts.tensor, parts.stride, y.tensor, y.stride, HIDDEN
         )  # fmt: skip
         add = before is not None
         calls = [
             choice_call(Routing(used, True), routes, rows, scores),
             jobs_call(routes, rows),
-            experts_call(self.products[0], routes, source, inner, gather=True, activation="silu", limit=self.limit),
+            *weighed,
+            experts_call(
+                self.products[0],
+                routes,
+                read,
+                inner,
+                gather=True,
+                activation="silu",
+                limit=self.limit,
+                by_place=self.weighs_inputs,
+            ),
             experts_call(self.products[1], routes, inner, parts, gather=False),
             Call(f"mixed{'_add' if add else ''}", write_mixed(add), arguments),
         ]
@@ -216,9 +233,14 @@ class Mixture:
         x = x.to(self.element.dtype).double()
         weights, chosen = torch.topk(torch.softmax(logits.double(), -1), self.used, -1)
         weights = weights / weights.sum(-1, keepdim=True)
-        every = []
-        for gate_up, down, biases in zip(self.gate_up, self.down, self.biases, strict=True):
-            gate, up = (x @ gate_up.to(self.element.dtype).double().T + biases[0]).chunk(2, -1)
+        every, weighed = [], x
+        if self.weighs_inputs:  # an expert's weight, 0 for one that is not chosen
+            by_expert = torch.zeros(logits.shape, dtype=torch.double).scatter(1, chosen, weights)
+            weights = torch.ones_like(weights)
+        for number, (gate_up, down, biases) in enumerate(zip(self.gate_up, self.down, self.biases, strict=True)):
+            if self.weighs_inputs:
+                weighed = (x * by_expert[:, number, None]).to(self.element.dtype).double()
+            gate, up = (weighed @ gate_up.to(self.element.dtype).double().T + biases[0]).chunk(2, -1)
             if self.limit is not None:
                 gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit) + 1
             every.append(F.silu(gate) * up @ down.to(self.element.dtype).double().T + biases[1])
@@ -240,6 +262,16 @@ def test_equals_the_sum_of_experts(machine: Machine, element: Element, rows: int
     np.testing.assert_allclose(mixture.made(x, logits), expected, atol=TOLERANCE[element], rtol=TOLERANCE[element])
     found = mixture.made(x, logits, before)
     np.testing.assert_allclose(found, expected + before, atol=TOLERANCE[element], rtol=TOLERANCE[element])
+
+
+@each_element
+@pytest.mark.parametrize("rows", [1, 3, 40, 300])
+def test_inputs_that_are_weighed(machine: Machine, element: Element, rows: int) -> None:
+    mixture = Mixture(machine, element, False, weighs_inputs=True)
+    x, logits, before = random(rows, HIDDEN), random(rows, 6), random(rows, HIDDEN, seed=1)
+    found, whole = mixture.made(x, logits, before), mixture.expected(x, logits) + before
+    np.testing.assert_allclose(found, whole, atol=TOLERANCE[element], rtol=TOLERANCE[element])
+    assert torch.equal(mixture.made(x[:1], logits[:1], before[:1]), found[:1])
 
 
 def test_with_weights_of_8_bits(machine: Machine) -> None:

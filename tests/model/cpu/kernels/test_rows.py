@@ -121,7 +121,10 @@ def test_heads(
     machine: Machine, element: Element, dim: int, pairs: int, apart: int, page_size: int, same: bool,
     kind: HeadNorm | None,
 ) -> None:  # fmt: skip
-    """Queries, and what the pool then has of keys and values, beside the functions of the torch models."""
+    """Queries, and what the pool then has of keys and values, beside the functions of the torch models.
+
+    With pages of 3 tokens, queries have a factor by position too.
+    """
     heads, kv_heads, eps = 4, 2, 1e-3
     first_value = heads if same else heads + kv_heads
     layout = KVLayout.uniform(((0,),), kv_heads, dim, element.size, page_size)
@@ -134,6 +137,7 @@ def test_heads(
     weights, biases = ([random(width, seed=seed + i) for i, width in enumerate(widths)] for seed in (1, 3))
     of_values = random(dim, seed=5)
     rope = Rope(frequencies(2 * pairs, 1e4), 64, torch.float32, torch.device("cpu"), apart=apart) if pairs else None
+    scales = random(64, seed=6)
     tables = tuple(F.pad(table, (0, 0, 0, 16)) for table in rope.tables) if rope else (0, 0)
     source, queries, cells = (
         Buffer.copy_of(qkv, FLOAT), torch.zeros(ROWS, heads, dim, dtype=element.dtype),
@@ -141,10 +145,11 @@ def test_heads(
     )  # fmt: skip
     arguments = (
         cells[0], cells[1], cells[2], source.tensor, source.stride, queries, attention.pool_of(0), heads, kv_heads,
-        first_value, dim, pairs, apart, *tables, eps, *weights, of_values, *biases,
+        first_value, dim, pairs, apart, *tables, eps, *weights, of_values, *biases, scales,
     )  # fmt: skip
-    write = write_heads(element, kind, attention.heads_of(0).rows)
-    machine.program([Call(attention.heads_name(kind), write, arguments)]).run()
+    scaled = page_size == 3
+    write = write_heads(element, kind, attention.heads_of(0).rows, scaled=scaled)
+    machine.program([Call(attention.heads_name(kind, scaled), write, arguments)]).run()
     q, k, v = qkv.view(ROWS, -1, dim).split((heads, kv_heads, kv_heads), 1)
     v = k if same else v
     if kind is not None and kind.values:
@@ -156,6 +161,7 @@ def test_heads(
         q, k = rotate(q, cos, sin, apart), rotate(k, cos, sin, apart)
     if kind is not None and kind.after:
         q, k = (normed(kind, part, *given, eps) for part, *given in zip((q, k), weights, biases, strict=True))
+    q = q * scales[positions].view(-1, 1, 1) if scaled else q
     near = {"atol": TOLERANCE[element], "rtol": TOLERANCE[element] / 2}
     np.testing.assert_allclose(queries.double(), q.double(), **near)
     pages = exported(attention, range(40)).view(element.dtype).view(40, 2, page_size, kv_heads, dim)

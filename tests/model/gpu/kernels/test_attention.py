@@ -80,6 +80,7 @@ CASES = [
     Case(RAGGED, group=3, head_dim=64),
     Case(RAGGED[1:], group=1, head_dim=16, page_size=1, kv_heads=3, windows=(None, 20)),
     Case(RAGGED[2:], group=2, head_dim=80, page_size=7, dtype="float16", windows=(1, 33)),
+    Case(RAGGED, group=2, head_dim=16, page_size=7, windows=(None, 20), chunked=True),
     Case(RAGGED[3:6], group=8, head_dim=128, page_size=32, dtype="float16"),
     Case(RAGGED[3:6], group=20, head_dim=48, kv_heads=1, dtype="bfloat16"),
     Case(((0, 45), (50, 20)), group=4, head_dim=32, kv_heads=1),
@@ -108,6 +109,7 @@ def test_equals_plain_attention_and_the_reference(case: Case) -> None:
                 before,
                 case.windows[layer] if case.windows else None,
                 sinks=pool.sinks,
+                chunked=case.chunked,
             )
             assert len(output) == count
             for found in (output, other):
