@@ -129,10 +129,10 @@ def test_requests_come_when_others_end(tmp_path: Path) -> None:
             engine.run([EngineRequest([9999] * 3, 2), EngineRequest([1] * 3, 300)])
         after = engine.run(asked)
         assert after.firsts == found.firsts
-        others = [
-            moment for moment in after.moments if moment.attempts.min(initial=2**60) < engine.attempts - len(asked)
-        ]
-        assert len(others) < 4, "what was given up goes on"
+        # Tokens of before may come until the engine has taken in that they are given up: as it takes in the new ones.
+        first = engine.attempts - len(asked)
+        steps = [moment.attempts for moment in after.moments if len(moment.attempts)]
+        assert not any(step.min() < first <= step.max() for step in steps), "what was given up goes on"
 
 
 @pytest.mark.slow
