@@ -106,7 +106,7 @@ class Place:
         return text
 
     def answers(self, started: Started = lambda: None) -> list[str]:
-        """What all speakers are told at once, through both doors. started: each calls it once it has some text."""
+        """Answers to all speakers at once, through both doors. started: each calls it once it has some text."""
         with ThreadPoolExecutor(2 * SPEAKERS) as threads:
             doors = [
                 threads.submit(door, i, started) for i in range(SPEAKERS) for door in (self.by_grpc, self.by_gateway)
