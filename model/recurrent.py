@@ -1,8 +1,8 @@
 """Shapes of recurrent layers, which keep a state of fixed size instead of keys and values. Imports no torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 from cache_manager.states import RecurrentLayer
 from model.errors import CheckpointError
@@ -18,6 +18,9 @@ class RecurrentShape(Protocol):
 
     def state(self, layer: int) -> RecurrentLayer:
         """Returns the state of a layer with this number."""
+
+    def of_rank(self, ranks: int) -> Self | None:
+        """Returns the shape that each of some ranks has; None where they cannot have equal parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,12 @@ class DeltaShape:
         window = self.channels * (self.taps - 1) * FLOAT_BYTES
         return RecurrentLayer(layer, (window, *[self.key_dim * self.value_dim * FLOAT_BYTES] * self.heads))
 
+    def of_rank(self, ranks: int) -> "DeltaShape | None":
+        """Returns the shape with a rank's key heads, and the value heads that share them."""
+        if self.key_heads % ranks:
+            return None
+        return replace(self, key_heads=self.key_heads // ranks, heads=self.heads // ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class ScanShape:
@@ -97,6 +106,12 @@ class ScanShape:
         window = self.channels * (self.taps - 1) * FLOAT_BYTES
         return RecurrentLayer(layer, (window, *[self.state_dim * self.head_dim * FLOAT_BYTES] * self.heads))
 
+    def of_rank(self, ranks: int) -> "ScanShape | None":
+        """Returns the shape with a rank's groups. A norm is over a whole group, which no two ranks share."""
+        if self.groups % ranks:
+            return None
+        return replace(self, heads=self.heads // ranks, groups=self.groups // ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionShape:
@@ -113,6 +128,10 @@ class ConvolutionShape:
     def state(self, layer: int) -> RecurrentLayer:
         """Returns the state of a layer: the last inputs of its convolution."""
         return RecurrentLayer(layer, (self.channels * (self.taps - 1) * FLOAT_BYTES,))
+
+    def of_rank(self, ranks: int) -> "ConvolutionShape | None":
+        """Returns the shape with a rank's channels."""
+        return None if self.channels % ranks else replace(self, channels=self.channels // ranks)
 
 
 def read_taps(fields: Fields, key: str, default: int) -> int:

@@ -100,15 +100,16 @@ def load_ungated_experts(
     config: ModelConfig, at: Tensors, experts: int, width: int, routing: AnyRouting, activation: Activation
 ) -> Experts:
     """Loads experts that are MLPs without gates, each by itself or all in two tensors; arguments as `load_experts`."""
-    up, down = "up_proj", "down_proj"
+    up, down, mine = "up_proj", "down_proj", at.shard.part(width)
     if at.is_stacked(f"experts.{up}", config.hidden, width):
-        wide = at.stacked(f"experts.{up}", experts, config.hidden, width)
-        narrow = at.stacked(f"experts.{down}", experts, width, config.hidden)
+        wide = at.stacked(f"experts.{up}", experts, config.hidden, width, rows=[mine])
+        narrow = at.stacked(f"experts.{down}", experts, width, config.hidden, columns=mine)
         parts = [MLP(first, last, activation) for first, last in zip(wide, narrow, strict=True)]
     else:
 
         def load(own: Tensors) -> MLP:
-            return MLP(own.linear(up, config.hidden, width), own.linear(down, width, config.hidden), activation)
+            wide = own.linear(up, config.hidden, width, rows=[mine])
+            return MLP(wide, own.linear(down, width, config.hidden, columns=mine), activation)
 
         parts = at.each("experts.", experts, (up, down), load)
     return Experts(at.unquantized().linear("gate", config.hidden, experts), parts, routing)

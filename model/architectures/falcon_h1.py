@@ -75,7 +75,8 @@ def _mixer(config: ModelConfig, of: Tensors, number: int, s: ScanShape) -> State
     bias, of_output = fields.flag("mamba_proj_bias"), fields.flag("projectors_bias")
     made = load_state_space(config, of, number, s, norm_eps(config), bias, of_output, order)
     of_gates, of_values, of_keys, of_queries, of_steps = _factors(fields, "ssm_multipliers", 5)
-    factors = torch.tensor([of_values, of_keys, of_queries]).repeat_interleave(torch.tensor([s.values, s.keys, s.keys]))
+    sizes = torch.tensor([made.shape.values, made.shape.keys, made.shape.keys])
+    factors = torch.tensor([of_values, of_keys, of_queries]).repeat_interleave(sizes)
     return replace(
         made,
         taps=made.taps * factors.to(made.taps.device).unsqueeze(1),
@@ -88,7 +89,7 @@ def _mlp(config: ModelConfig, at: Tensors, of_gates: float) -> GatedMLP:
     c, width, bias = config, config.fields.positive("intermediate_size"), config.fields.flag("mlp_bias")
     parts, activation = [("gate_proj", width), ("up_proj", width)], read_activation(c.fields, "hidden_act", "silu")
     return GatedMLP(
-        at.linear(parts, c.hidden, bias=bias, gated=True),
-        at.linear("down_proj", width, c.hidden, bias),
+        at.linear(parts, c.hidden, bias=bias, gated=True, rows=at.shard.gated(width)),
+        at.summed("down_proj", width, c.hidden, bias, at.shard.part(width)),
         activation if of_gates == 1.0 else OfMultiple(activation, of_gates),
     )

@@ -7,6 +7,7 @@ from model.architectures.deepseek import load_latent_attention, read_sparse_laye
 from model.architectures.experts import MIXTRAL_NAMES
 from model.architectures.glm4_moe import ignore_predictors, load_deepseek_experts
 from model.architectures.llama import load_decoder, load_mlp, norm_eps
+from model.architectures.mixers import rows_of
 from model.blocks import FeedForward, PreNorm
 from model.config import ModelConfig
 from model.decoder import Decoder
@@ -50,26 +51,28 @@ def _mixer(config: ModelConfig, of: Tensors, number: int) -> KimiDelta | LatentA
     if not isinstance(shape, DeltaShape):
         return load_latent_attention(config, of, number, rope=None)
     gate = of.under_any(("", "forget_gate."), "A_log")  # the Hub's names, and those of transformers 5
-    hidden, width, narrow = config.hidden, shape.values, shape.value_dim
+    hidden, width, narrow, shard = config.hidden, shape.values, shape.value_dim, of.shard
+    mine, three = shard.even(width), shard.even(width, width, width)
+    rates = torch.exp(gate.floats("A_log", 1, 1, shape.heads, 1)).flatten().repeat_interleave(shape.key_dim)
     return KimiDelta(
         number,
-        shape,
-        qkv=of.linear([("q_proj", width), ("k_proj", width), ("v_proj", width)], hidden),
-        write=of.linear("b_proj", hidden, shape.heads),
-        forget=(gate.linear("f_a_proj", hidden, narrow), gate.linear("f_b_proj", narrow, width)),
-        gates=(of.linear("g_a_proj", hidden, narrow), of.linear("g_b_proj", narrow, width)),
-        taps=_taps(of, shape),
-        decay=torch.exp(gate.floats("A_log", 1, 1, shape.heads, 1)).flatten().repeat_interleave(shape.key_dim),
-        bias=gate.floats("dt_bias", width),
+        shard.of_recurrence(shape),
+        qkv=of.linear([("q_proj", width), ("k_proj", width), ("v_proj", width)], hidden, rows=three),
+        write=of.linear("b_proj", hidden, shape.heads, rows=shard.even(shape.heads)),
+        forget=(gate.linear("f_a_proj", hidden, narrow), gate.linear("f_b_proj", narrow, width, rows=mine)),
+        gates=(of.linear("g_a_proj", hidden, narrow), of.linear("g_b_proj", narrow, width, rows=mine)),
+        taps=rows_of(_taps(of, shape), three),
+        decay=rows_of(rates, mine),
+        bias=rows_of(gate.floats("dt_bias", width), mine),
         norm=of.floats("o_norm.weight", shape.value_dim),
         eps=norm_eps(config),
-        output=of.linear("o_proj", width, hidden),
+        output=of.summed("o_proj", width, hidden, False, mine[0]),
     )
 
 
 def _taps(of: Tensors, shape: DeltaShape) -> Tensor:
     """Loads the weights of the convolution, which the Hub's checkpoints have apart for queries, keys and values."""
     if "conv1d.weight" in of:
-        return of.floats("conv1d.weight", shape.channels, 1, shape.taps)[:, 0].contiguous()
+        return of.floats("conv1d.weight", shape.channels, 1, shape.taps)[:, 0]
     parts = [of.floats(f"{part}_conv1d.weight", shape.values, 1, shape.taps) for part in "qkv"]
-    return torch.cat(parts)[:, 0].contiguous()
+    return torch.cat(parts)[:, 0]

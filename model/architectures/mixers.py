@@ -1,6 +1,9 @@
 """Reads state-space mixers and short convolutions, which several families share."""
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from model.config import ModelConfig
 from model.hybrids import read_step_limits
@@ -33,31 +36,51 @@ def load_state_space(
         order: What gates and norm do. `GateOrder.GATED` has no norm in the checkpoint.
     """
     s, convolution = shape, config.fields.flag("mamba_conv_bias", config.fields.flag("use_conv_bias", True))
-    gates, heads = slice(0, s.values), slice(s.values + s.channels, s.values + s.channels + s.heads)
-    normed = order is not GateOrder.GATED
+    normed, mine, channels = order is not GateOrder.GATED, of.shard.of_recurrence(s), of.shard.even(*_channels(s))
+    gates, *rows, steps = of.shard.even(s.values, *_channels(s), s.heads)
+    heads, values = of.shard.even(s.heads), of.shard.even(s.values)
+
+    def by_head(name: str) -> Tensor:
+        return rows_of(of.floats(name, s.heads), heads)
+
     return StateSpace(
         number,
-        s,
-        of.linear("in_proj", config.hidden, heads.stop, bias, rows=[slice(s.values, heads.start), gates, heads]),
-        of.floats("conv1d.weight", s.channels, 1, s.taps)[:, 0].contiguous(),
-        of.floats("conv1d.bias", s.channels) if convolution else torch.zeros(s.channels, device=of.device),
-        StepSizes(
-            torch.exp(of.floats("A_log", s.heads)), of.floats("dt_bias", s.heads), *read_step_limits(config.fields)
+        mine,
+        of.linear("in_proj", config.hidden, s.values + s.channels + s.heads, bias, rows=[*rows, gates, steps]),
+        rows_of(of.floats("conv1d.weight", s.channels, 1, s.taps)[:, 0], channels),
+        rows_of(of.floats("conv1d.bias", s.channels), channels)
+        if convolution
+        else torch.zeros(mine.channels, device=of.device),
+        StepSizes(torch.exp(by_head("A_log")), by_head("dt_bias"), *read_step_limits(config.fields)),
+        by_head("D"),
+        GatedNorm(
+            order,
+            rows_of(of.floats("norm.weight", s.values), values)
+            if normed
+            else torch.ones(mine.values, device=of.device),
+            eps,
         ),
-        of.floats("D", s.heads),
-        GatedNorm(order, of.floats("norm.weight", s.values) if normed else torch.ones(s.values, device=of.device), eps),
-        of.linear("out_proj", s.values, config.hidden, output_bias),
+        of.summed("out_proj", s.values, config.hidden, output_bias, values[0]),
     )
+
+
+def _channels(shape: ScanShape) -> tuple[int, int, int]:
+    return shape.values, shape.keys, shape.keys
+
+
+def rows_of(tensor: Tensor, parts: Sequence[slice]) -> Tensor:
+    """Returns these rows of a tensor, one after the other."""
+    return torch.cat([tensor[part] for part in parts])
 
 
 def load_short_convolution(config: ModelConfig, of: Tensors, number: int, shape: ConvolutionShape) -> ShortConvolution:
     """Loads the mixer of a layer of LFM2."""
-    c, bias = config, config.fields.flag("conv_bias")
+    c, s, bias, mine = config, shape, config.fields.flag("conv_bias"), of.shard.even(shape.channels)
     return ShortConvolution(
         number,
-        shape,
-        of.linear("in_proj", c.hidden, 3 * shape.channels, bias),
-        of.floats("conv.weight", shape.channels, 1, shape.taps)[:, 0].contiguous(),
-        of.floats("conv.bias", shape.channels) if bias else None,
-        of.linear("out_proj", shape.channels, c.hidden, bias),
+        of.shard.of_recurrence(s),
+        of.linear("in_proj", c.hidden, 3 * s.channels, bias, rows=of.shard.even(*[s.channels] * 3)),
+        rows_of(of.floats("conv.weight", s.channels, 1, s.taps)[:, 0], mine),
+        rows_of(of.floats("conv.bias", s.channels), mine) if bias else None,
+        of.summed("out_proj", s.channels, c.hidden, bias, mine[0]),
     )

@@ -44,14 +44,15 @@ def _part(config: ModelConfig, at: Tensors, number: int, kind: str) -> Mixer | F
     if c.attends[number]:
         return load_attention(c, at, number, None, names=NAMES)
     mixer = at.under("mixer.")
-    return _experts(c, mixer) if kind == EXPERTS else _mlp(c, mixer, c.fields.positive("intermediate_size"))
+    made = _experts(c, mixer) if kind == EXPERTS else _mlp(c, mixer, c.fields.positive("intermediate_size"))
+    return mixer.ranks.summed(made)
 
 
 def _mlp(config: ModelConfig, at: Tensors, width: int) -> MLP:
     bias, activation = config.fields.flag("mlp_bias"), read_activation(config.fields, "mlp_hidden_act", "relu2")
-    return MLP(
-        at.linear("up_proj", config.hidden, width, bias), at.linear("down_proj", width, config.hidden, bias), activation
-    )
+    mine = at.shard.part(width)
+    up = at.linear("up_proj", config.hidden, width, bias, rows=[mine])
+    return MLP(up, at.linear("down_proj", width, config.hidden, bias, columns=mine), activation)
 
 
 def _experts(config: ModelConfig, at: Tensors) -> FeedForward:

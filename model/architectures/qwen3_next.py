@@ -11,12 +11,14 @@ from torch import Tensor
 from model.architectures.experts import load_experts, load_with_shared, read_used
 from model.architectures.glm4_moe import ignore_predictors
 from model.architectures.llama import load_decoder, load_mlp, load_rope, norm_eps
+from model.architectures.mixers import rows_of
 from model.blocks import FeedForward, PreNorm, SelfAttention
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.delta_net import GatedDeltaNet
 from model.fields import MOST
 from model.layers import Product, RMSNorm
+from model.parallel.shard import moved
 from model.recurrent import DeltaShape
 from model.rope import Rope
 from model.routing import Routing
@@ -98,15 +100,16 @@ def _norm(config: ModelConfig, at: Tensors, name: str, width: int) -> RMSNorm:
 def _attention(config: ModelConfig, at: Tensors, number: int, rope: Rope) -> SelfAttention:
     """Loads gated attention. A head's queries stand before its gates in one product of the checkpoint."""
     c, dim, bias = config, config.head_dim, config.fields.flag("attention_bias")
-    queries, keys = c.heads * dim, c.kv_heads * dim
-    pairs = range(c.heads)
+    queries, keys, mine, of_keys = c.heads * dim, c.kv_heads * dim, at.shard.of(c), at.shard.keys(c)
+    first = at.shard.rank * mine.heads
+    pairs = range(first, first + mine.heads)
     rows = [slice(2 * head * dim, (2 * head + 1) * dim) for head in pairs]
-    rows += [slice(2 * queries, 2 * queries + keys), slice(2 * queries + keys, 2 * queries + 2 * keys)]
+    rows += [moved(of_keys, 2 * queries), moved(of_keys, 2 * queries + keys)]
     parts = [("self_attn.q_proj", 2 * queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)]
     return SelfAttention(
         number,
-        c.heads,
-        c.kv_heads,
+        mine.heads,
+        mine.kv_heads,
         dim,
         qkv=at.linear(parts, c.hidden, bias=bias, rows=rows),
         output=at.summed("self_attn.o_proj", queries, c.hidden, bias, at.shard.queries(c)),
@@ -122,32 +125,35 @@ def _attention(config: ModelConfig, at: Tensors, number: int, rope: Rope) -> Sel
 
 def _apart(config: ModelConfig, of: Tensors, shape: DeltaShape) -> tuple[Product, Product]:
     """Loads products of Qwen 3.5, in the order of `GatedDeltaNet`."""
+    gates = [("in_proj_b", shape.heads), ("in_proj_a", shape.heads)]
     return _sorted_by_kind(config, of, shape), of.linear(
-        [("in_proj_b", shape.heads), ("in_proj_a", shape.heads)], config.hidden
+        gates, config.hidden, rows=of.shard.even(shape.heads, shape.heads)
     )
 
 
 def _sorted_by_kind(config: ModelConfig, of: Tensors, shape: DeltaShape) -> Product:
-    return of.linear([("in_proj_qkv", shape.channels), ("in_proj_z", shape.values)], config.hidden)
+    rows = of.shard.even(shape.keys, shape.keys, shape.values, shape.values)
+    return of.linear([("in_proj_qkv", shape.channels), ("in_proj_z", shape.values)], config.hidden, rows=rows)
 
 
 def _by_head(config: ModelConfig, of: Tensors, shape: DeltaShape) -> tuple[Product, Product]:
     """Loads products of Qwen 3 Next, whose outputs stand by key head: its query, key, values and output gates."""
     values = shape.values // shape.key_heads
     sizes = (shape.key_dim, shape.key_dim, values, values)
-    rows, gates = _sorted(sizes, shape.key_heads), (shape.heads // shape.key_heads,) * 2
+    (mine,) = of.shard.even(shape.key_heads)
+    heads, gates = range(mine.start, mine.stop), (shape.heads // shape.key_heads,) * 2
     if config.fields.flag("in_proj_apart"):  # as llama.cpp saves them
         qkvz = _sorted_by_kind(config, of, shape)
     else:
-        qkvz = of.linear("in_proj_qkvz", config.hidden, shape.channels + shape.values, rows=rows)
-    return qkvz, of.linear("in_proj_ba", config.hidden, 2 * shape.heads, rows=_sorted(gates, shape.key_heads))
+        qkvz = of.linear("in_proj_qkvz", config.hidden, shape.channels + shape.values, rows=_sorted(sizes, heads))
+    return qkvz, of.linear("in_proj_ba", config.hidden, 2 * shape.heads, rows=_sorted(gates, heads))
 
 
-def _sorted(sizes: tuple[int, ...], heads: int) -> list[slice]:
-    """Returns rows that stand head by head, in an order by kind; `sizes` are those of the kinds of one head."""
+def _sorted(sizes: tuple[int, ...], heads: range) -> list[slice]:
+    """Returns rows of heads that stand head by head, in an order by kind; `sizes` are those of a head's kinds."""
     rows, width, first = [], sum(sizes), 0
     for size in sizes:
-        rows += [slice(head * width + first, head * width + first + size) for head in range(heads)]
+        rows += [slice(head * width + first, head * width + first + size) for head in heads]
         first += size
     return rows
 
@@ -158,15 +164,16 @@ def _rates(of: Tensors, heads: int) -> Tensor:
 
 
 def _delta_net(config: ModelConfig, of: Tensors, number: int, shape: DeltaShape, products: Products) -> GatedDeltaNet:
-    c = config
+    c, s, shard = config, shape, of.shard
+    heads, values = shard.even(s.heads), shard.even(s.values)
     return GatedDeltaNet(
         number,
-        shape,
-        *products(c, of, shape),
-        of.floats("conv1d.weight", shape.channels, 1, shape.taps)[:, 0].contiguous(),
-        _rates(of, shape.heads),
-        of.floats("dt_bias", shape.heads),
-        of.floats("norm.weight", shape.value_dim),
+        shard.of_recurrence(s),
+        *products(c, of, s),
+        rows_of(of.floats("conv1d.weight", s.channels, 1, s.taps)[:, 0], shard.even(s.keys, s.keys, s.values)),
+        rows_of(_rates(of, s.heads), heads),
+        rows_of(of.floats("dt_bias", s.heads), heads),
+        of.floats("norm.weight", s.value_dim),
         norm_eps(c),
-        of.linear("out_proj", shape.values, c.hidden),
+        of.summed("out_proj", s.values, c.hidden, False, values[0]),
     )

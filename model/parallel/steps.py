@@ -1,8 +1,8 @@
 """A forward pass as bytes: rank 0 packs its batch for the followers.
 
-Followers get no plan and keep no rows: their only state is the KV in their pages. So these are ordinary steps to them:
-one that is run again, in halves or from the start, a probe, a beam search that goes back. The page tables of the
-sequences at work are sent each time, 4 bytes a page.
+Followers get no plan and keep no rows: all that they keep is in their pages, KV and recurrent states. So these are
+ordinary steps to them: one that is run again, in halves or from the start, a probe, a beam search that goes back. The
+page tables of the sequences at work are sent each time, 4 bytes a page.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from model.attention.backend import StepShape
+from model.attention.backend import StateSegments, StepShape
 from model.forward import ForwardBatch, ImageFeatures
 from model.parallel.wire import WireError, pack_arrays, unpack_arrays
 
 INT32, INT64, FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
 LAYOUT = ((INT64, 1), (INT64, 1), (INT32, 2), (INT64, 2), (INT64, 2), (INT32, 3), (INT64, 1))
-IMAGES = ((INT64, 1), (FLOAT32, 3))
-"""Dtype and dimensions of a step's arrays, and of those that follow if it has images, in the order of `pack_step`."""
+STATES, IMAGES = ((INT64, 2), (INT32, 3)), ((INT64, 1), (FLOAT32, 3))
+"""Dtype and dimensions of a step's arrays, and of those that follow where a model has recurrent layers and where a step
+has images, in the order of `pack_step`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +54,11 @@ def pack_step(batch: ForwardBatch, shape: StepShape, page_size: int) -> bytes:
     slices = shape.slices.astype(INT32)
     slices[:, 0] = np.arange(len(slices))
     more: list[NDArray] = []
+    if (segments := shape.segments) is not None:
+        runs = np.stack((segments.offsets, segments.counts, segments.follows), axis=1)
+        more = [runs.astype(INT64), np.stack((segments.sources, segments.targets)).astype(INT32)]
     if (images := batch.images) is not None:
-        more = [images.places.cpu().numpy(), images.features.float().cpu().numpy()]
+        more += [images.places.cpu().numpy(), images.features.float().cpu().numpy()]
     return pack_arrays(
         batch.tokens.cpu().numpy(), batch.wanted.cpu().numpy(), slices, batch.positions.cpu().numpy(),
         shape.slots.astype(INT64), shape.tables[:, rows, :pages].astype(INT32), shape.bidirectional.astype(INT64),
@@ -74,7 +78,9 @@ def unpack_step(content: bytearray, dtype: torch.dtype, device: torch.device) ->
         WireError: The arrays are not those of a step, or do not fit together.
     """
     arrays = unpack_arrays(content)
-    due = LAYOUT if len(arrays) == len(LAYOUT) else LAYOUT + IMAGES
+    more = [(array.dtype, array.ndim) for array in arrays[len(LAYOUT) :]]
+    with_states, with_images = more[:2] == list(STATES), more[-2:] == list(IMAGES)
+    due = LAYOUT + STATES * with_states + IMAGES * with_images
     if [(array.dtype, array.ndim) for array in arrays] != list(due):
         raise WireError(f"a step has arrays of {[(str(array.dtype), array.ndim) for array in arrays]}")
     tokens, wanted, slices, positions, slots, tables, bidirectional = arrays[: len(LAYOUT)]
@@ -84,14 +90,26 @@ def unpack_step(content: bytearray, dtype: torch.dtype, device: torch.device) ->
     _check(len(positions) > 0, "positions", positions)
     _check(len(bidirectional) == len(slices), "bidirectional", bidirectional)
     _check(bool(((wanted >= 0) & (wanted < len(tokens))).all()), "wanted", wanted)
+    segments = _segments(arrays[len(LAYOUT)], arrays[len(LAYOUT) + 1], len(tokens)) if with_states else None
     images = None
-    if len(arrays) > len(LAYOUT):
-        places, features = arrays[len(LAYOUT) :]
+    if with_images:
+        places, features = arrays[-2:]
         _check(len(places) == features.shape[1] and len(features) > 0, "features", features)
         images = ImageFeatures(
             torch.from_numpy(places).to(device), torch.from_numpy(features).to(device=device, dtype=dtype)
         )
-    return Step(tokens, positions, wanted, StepShape(slices, positions[0], slots, tables, bidirectional), images)
+    shape = StepShape(slices, positions[0], slots, tables, bidirectional, segments)
+    return Step(tokens, positions, wanted, shape, images)
+
+
+def _segments(runs: NDArray[np.int64], states: NDArray[np.int32], tokens: int) -> StateSegments:
+    """Returns the segments of a step. Raises WireError unless they are whole, and all tokens are in them."""
+    _check(runs.shape[1] == 3, "segments", runs)
+    offsets, counts, follows = runs.T
+    behind = np.cumsum(counts) - counts
+    _check(bool((counts > 0).all() and (offsets == behind).all() and counts.sum() == tokens), "segments", runs)
+    _check(len(states) == 2 and states.shape[2] == len(runs), "states", states)
+    return StateSegments(offsets, counts, states[0], states[1], follows.astype(np.bool_))
 
 
 def unpack_moves(content: bytearray, width: int) -> NDArray[np.int32]:

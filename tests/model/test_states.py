@@ -162,16 +162,29 @@ def test_drafts_are_refused_for_a_state_that_cannot_lose_them(directory: Path) -
         assemble(EngineConfig(model=ModelSettings(model=str(directory)), scheduler=scheduling))
 
 
-def test_a_division_is_refused(directory: Path) -> None:
-    with pytest.raises(ValueError, match="--tensor-parallel is 2: a model with recurrent layers is not divided yet"):
-        Shard(0, 2).check(read_config(directory))
+def test_each_rank_has_the_states_of_its_heads(directory: Path) -> None:
+    """Both ranks go on from the same checkpoints, with the bits that they have without."""
+    plain, rig = (
+        run(directory, ranks=2, prefix_cache=cached, record_logits=True, dtype="float32") for cached in (False, True)
+    )
+    assert any(rig.started[place] > 0 for place in OTHERS)
+    assert tokens(rig) == tokens(plain)
+    assert all(rig.logits_of(place) == plain.logits_of(place) for place in ALIKE)
 
 
-def test_states_come_back_from_the_host(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ranks_cannot_share_is_named(tmp_path: Path) -> None:
+    config = read_config(checkpoints.write(BY_NAME["qwen3.5-wide"], tmp_path))
+    with pytest.raises(ValueError, match=r"and recurrent layers of DeltaShape\(key_heads=3, .*; 1 can be"):
+        Shard(0, 2).check(config)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_states_come_back_from_the_host(directory: Path, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small pool, whose evicted checkpoints go to the host: the prompts go on from there, with the same bits."""
     always_swap(monkeypatch)
-    plain = make_rig(directory, 4, 4096, NARROW, record_logits=True, prefix_cache=False)
-    tight = make_rig(directory, 4, 300, NARROW, record_logits=True, host_pages=4000)
+    same: dict[str, Any] = {"record_logits": True, "ranks": ranks, "dtype": "float32"}
+    plain = make_rig(directory, 4, 4096, NARROW, prefix_cache=False, **same)
+    tight = make_rig(directory, 4, 300, NARROW, host_pages=4000, **same)
     for number in range(3):
         for place in ALIKE:
             attempt = place + 100 * number

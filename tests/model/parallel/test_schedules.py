@@ -53,6 +53,16 @@ def same(rig: Rig, other: Rig) -> None:
     assert all(rig.logits_of(i) == other.logits_of(i) for i in range(len(PROMPTS)))
 
 
+RECURRENT = ["qwen3.5", "kimi-linear", "nemotron-h", "lfm2"]
+
+
+@pytest.mark.parametrize("name", ["chunks of 5, few rows", "two steps in flight", "computed again"])
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_states(kind: str, name: str, shelf: Shelf) -> None:
+    directory = shelf.checkpoint(BY_NAME[kind])
+    same(run(directory, 2, **SCHEDULES[name]), run(directory, 2))
+
+
 @pytest.fixture(scope="session")
 def sixes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """6 heads over 6 of keys: for 2, 3 and 6 ranks."""
