@@ -185,6 +185,8 @@ def test_unset_max_tokens_takes_what_context_and_pool_allow(server: RunningServe
 
 
 def test_full_queue_says_when_to_come_back(server: RunningServer, channel: grpc.Channel) -> None:
+    cancelled = "quire_requests_total{cancelled}"
+    before = server.metrics()[cancelled]
     running = server.stub(channel).StreamGenerate(stream_request("KING:", 900, temperature=1))
     next(running)
     waiting = [server.stub(channel).StreamGenerate(stream_request("KING:", 5)) for _ in range(2)]
@@ -205,6 +207,7 @@ def test_full_queue_says_when_to_come_back(server: RunningServer, channel: grpc.
     assert details(timeout.value)["ErrorInfo"].reason in ("QUEUE_TIMEOUT", "QUEUE_FULL")
     running.cancel()
     assert sum(m.deltas[0].token_count for m in waiting[0]) == 5
+    server.wait_for_metric(cancelled, before + 2)  # the next tests compare counts
 
 
 def test_request_id_is_echoed_and_unique_while_live(server: RunningServer, channel: grpc.Channel) -> None:

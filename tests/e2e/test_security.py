@@ -92,6 +92,8 @@ def test_a_tenant_gets_its_own_pages_and_nobody_elses(let_in: pb_grpc.Generation
 
 
 def test_request_ids_of_tenants_do_not_meet(let_in: pb_grpc.GenerationServiceStub, server: RunningServer) -> None:
+    cancelled = "quire_requests_total{cancelled}"
+    before = server.metrics()[cancelled]
     request = stream_request("x", 600)
     request.request_id = "mine"
     call = let_in.StreamGenerate(request, metadata=bearer(ANN), timeout=60)
@@ -101,6 +103,7 @@ def test_request_ids_of_tenants_do_not_meet(let_in: pb_grpc.GenerationServiceStu
         ask(let_in, ANN, "mine")
     assert raised.value.code() is grpc.StatusCode.ALREADY_EXISTS
     call.cancel()
+    server.wait_for_metric(cancelled, before + 1)  # the next tests compare counts
 
 
 @pytest.mark.parametrize("token", ["", ANN[:-1], "x" * 40])
