@@ -97,8 +97,11 @@ def _show(client: "Client", spec: "pb.GenerationSpec", shown: Shown) -> str:
     """Shows the answer as it comes. Returns a summary."""
     from quire.v1 import generation_service_pb2 as pb
 
+    from rpc.terminal.interrupt import cancelled_by_ctrl_c
+
     usage, reason, seed = pb.Usage(), pb.FINISH_REASON_UNSPECIFIED, 0
-    with client.stream_request(pb.StreamGenerateRequest(spec=spec)) as stream:
+    stream = client.stream_request(pb.StreamGenerateRequest(spec=spec))
+    with cancelled_by_ctrl_c(stream), stream:
         for message in stream:
             seed = message.prompt_info.seed or seed
             for delta in message.deltas:

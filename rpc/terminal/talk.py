@@ -10,6 +10,7 @@ from quire.v1 import generation_service_pb2 as pb
 from rpc.client import Client, InvalidRequestError, QuireError
 from rpc.client.specs import spec_of
 from rpc.terminal.conversation import Conversation, NotThatWay
+from rpc.terminal.interrupt import cancelled_by_ctrl_c
 
 PROMPT = "> "
 SECONDS = 15  # for a server's first response
@@ -149,7 +150,8 @@ def _answer(
     failure = ""
     try:
         spec = spec_of(prompt, images, **conversation.options, model=model)
-        with client.stream_request(pb.StreamGenerateRequest(spec=spec)) as stream:
+        stream = client.stream_request(pb.StreamGenerateRequest(spec=spec))
+        with cancelled_by_ctrl_c(stream), stream:
             for message in stream:
                 # Control characters of a model could be commands to the terminal: each is shown as U+FFFD.
                 print(answer.add_message(message, time.monotonic()).translate(HARMLESS), end="", flush=True)

@@ -104,3 +104,13 @@ def test_a_model_without_a_template_says_what_helps() -> None:
             second, _ = said(terminal, "JULIET:")
             text = f"ROMEO:{first}\nJULIET:"
             assert second == client.generate(text, temperature=0, max_tokens=24).sequences[0].text
+
+
+def test_ctrl_c_ends_a_command_that_streams(server: RunningServer) -> None:
+    command = [QUIRE, "generate", "ROMEO:", "--server", server.address, "--min-tokens", "1000"]
+    with running_terminal(command) as terminal:
+        terminal.wait_for("ROMEO:.{200}")
+        terminal.type("\x03")
+        assert terminal.wait() == 130
+        server.wait_for_metric("quire_num_requests_running", 0)
+    assert "Traceback" not in terminal.text
