@@ -4,7 +4,7 @@ A prefix is valid where each layer group has every page that the next token sees
 all; one with a window lacks pages that left it.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 from itertools import islice, takewhile
 
 import numpy as np
@@ -14,7 +14,9 @@ from cache_manager.block_hash import BlockHash, HashChain
 from cache_manager.layout import KVLayout
 from cache_manager.matching import NO_MATCH, Match, firsts, valid_pages
 from cache_manager.pool import PagePool
+from cache_manager.prefix import NONE
 from cache_manager.publishing import PublishedPages
+from cache_manager.transfers import NO_TRANSFER, TransferredPage
 
 
 class PrefixLookup:
@@ -33,7 +35,9 @@ class PrefixLookup:
         self._states = layout.state_tables
         self._windowed = bool(layout.windows)
 
-    def match(self, chain: HashChain, most: int, transferred: Collection[BlockHash] = ()) -> Match:
+    def match(
+        self, chain: HashChain, most: int, transferred: Mapping[BlockHash, TransferredPage] = NO_TRANSFER
+    ) -> Match:
         """Finds the longest published prefix of a sequence.
 
         The prefix consists of pages in the pool, then pages in the host tier, then transferred pages.
@@ -44,7 +48,7 @@ class PrefixLookup:
         Args:
             chain: Hashes of the sequence's full pages.
             most: Tokens that the match may have.
-            transferred: Hashes of the pages whose content, of all groups, came with the sequence.
+            transferred: Pages that came with the sequence, by block hash. Each has those of groups without a window.
 
         Returns:
             The match. It holds no pages, so it is valid until the cache changes.
@@ -60,7 +64,7 @@ class PrefixLookup:
         received = list(takewhile(transferred.__contains__, islice(chain.hashes, here, most))) if transferred else []
         pages = here + len(received)
         if self._windowed and pages:
-            pages = self._valid(nodes, kept, len(received))
+            pages = self._valid(nodes, kept, [transferred[block_hash] for block_hash in received])
             nodes, kept, received = nodes[:pages], kept[: max(0, pages - len(nodes))], received[: max(0, pages - here)]
         # With states a prefix ends at a checkpoint. A row to wait for is at the page after all that it has published.
         awaited = self._published.awaited(chain, next_page if self._states else len(nodes), most)
@@ -83,17 +87,19 @@ class PrefixLookup:
         known = block_hash in self._index or block_hash in self._published.frontiers.row_of
         return not known and (self._pool.tier is None or block_hash not in self._pool.tier.copies)
 
-    def _valid(self, nodes: list[int], kept: list[BlockHash], received: int) -> int:
+    def _valid(self, nodes: list[int], kept: list[BlockHash], received: Sequence[TransferredPage]) -> int:
         """Returns the number of leading pages that make a valid prefix, as `valid_pages` says.
 
         Args:
             nodes: Nodes of the first pages.
             kept: Hashes of the following pages, which have copies in the host tier.
-            received: Number of transferred pages after these.
+            received: Transferred pages after these.
         """
         there = self._index.pages[:, nodes]
         if self._pool.tier is not None and kept:
             there = np.concatenate((there, self._pool.tier.slots_of(kept)), axis=1)
         if received:
-            there = np.pad(there, ((0, 0), (0, received)))  # any page but NONE: they have the content of all groups
+            # The rows' pages for them are not chosen yet: any number but NONE.
+            come = np.where([page.tables for page in received], 0, NONE).astype(np.int32)
+            there = np.concatenate((there, come.T), axis=1)
         return valid_pages(there, self.layout)

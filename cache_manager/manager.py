@@ -231,7 +231,7 @@ class CacheManager:
         """Returns the pages that receive the transferred pages of a match. Call after `grow`.
 
         Returns:
-            [groups, n] int32. NONE where a page is before the group's window.
+            [tables, n] int32. NONE where a page is before the group's window, or a state is an earlier one.
         """
         start = len(match.nodes) + len(match.kept)
         return self.tables.between(row, start, start + len(match.transferred))

@@ -116,12 +116,13 @@ class PrefixIndex:
             hashes: Block hashes of consecutive pages of a sequence, from any of its pages on.
 
         Returns:
-            Their nodes, each the parent of the next and with a page in every group, up to the first that is not so.
+            Their nodes, each the parent of the next, up to the first that is not so. They may lack pages in groups with
+            windows.
         """
         found = list[int]()
         for block_hash in hashes:
             node = self._node_of_hash.get(block_hash)
-            if node is None or (found and self.parent[node] != found[-1]) or (self.pages[:, node] == NONE).any():
+            if node is None or (found and self.parent[node] != found[-1]):
                 break
             found.append(node)
         return found

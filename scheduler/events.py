@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cache_manager.block_hash import BlockHash
 from cache_manager.ledger import PageMap
+from cache_manager.transfers import TransferredPage
 from scheduler.request import Request
 
 
@@ -37,7 +38,7 @@ class Submit:
         isolated_steps: No other attempt runs until this one has gone this many steps beyond its prompt and `emitted`,
             or has ended.
         source: Engine that had the request before. The link copies KV pages from there.
-        transferred: These pages, by block hash, each uint8 [groups, page_bytes] in canonical form.
+        transferred: These pages, by block hash.
     """
 
     attempt: int
@@ -46,7 +47,7 @@ class Submit:
     again: bool = False
     isolated_steps: int = 0
     source: KVSource | None = None
-    transferred: Mapping[BlockHash, NDArray[np.uint8]] = field(default_factory=dict, repr=False)
+    transferred: Mapping[BlockHash, TransferredPage] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

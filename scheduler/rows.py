@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from cache_manager.block_hash import BlockHash, HashChain
 from cache_manager.matching import Awaited
+from cache_manager.transfers import TransferredPage
 from scheduler.controls import NO_LOGITS_PARAMS
 from scheduler.events import Submit
 from scheduler.request import Request
@@ -49,7 +50,7 @@ class Sequence:
     index: int = 0
     siblings: tuple[int, ...] = ()
     isolated_steps: int = 0
-    transferred: Mapping[BlockHash, NDArray[np.uint8]] = field(default_factory=dict)
+    transferred: Mapping[BlockHash, TransferredPage] = field(default_factory=dict)
 
     def extended(self, index: int, token: int) -> "Sequence":
         """Returns the sequence of another index in the same request that goes on from this one with a token."""

@@ -92,7 +92,8 @@ class Running:
         pages = self._cache.transfer_targets(row, match)
         groups, which = np.nonzero(pages != NONE)
         content = [
-            sequence.transferred[match.transferred[i]][g] for g, i in zip(groups.tolist(), which.tolist(), strict=True)
+            sequence.transferred[match.transferred[i]].of(g)
+            for g, i in zip(groups.tolist(), which.tolist(), strict=True)
         ]
         self._counters.transferred += len(content)
         return KVTransfer(pages[groups, which], np.stack(content))

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import dropwhile
 
 import grpc
-import numpy as np
 from grpc import aio
-from numpy.typing import NDArray
 from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 
 from cache_manager.block_hash import BlockHash
+from cache_manager.transfers import TransferredPage
 from rpc.link import CHANNEL_OPTIONS
 from rpc.link.arrays import LinkError
 from rpc.link.pages import PagePort, joined_hashes
@@ -44,13 +43,13 @@ class PendingTransfer:
     Attributes:
         submit: The request's Submit, which the engine gets with the pages.
         wanted: Pages to copy.
-        transferred: Pages that have come and passed their checks, each uint8 [groups, page_bytes].
+        transferred: Pages that have come and passed their checks.
         task: Task that copies them.
     """
 
     submit: Submit
     wanted: Wanted
-    transferred: dict[BlockHash, NDArray[np.uint8]]
+    transferred: dict[BlockHash, TransferredPage]
     task: asyncio.Task[None] | None = None
 
 
@@ -127,14 +126,12 @@ class PendingTransfers:
     def wanted(self, submit: Submit) -> Wanted:
         """Returns the pages to copy: those that the engine lacks, of sequences for which the copy pays."""
         form, wanted, asked = self._port.form, Wanted(), set[BlockHash]()
-        most, cost = min(MOST_TRANSFERRED, MOST_HELD) // form.size, self.rate.cost()
+        most, cost = form.most(min(MOST_TRANSFERRED, MOST_HELD)), self.rate.cost()
         for pages in self._port.block_hashes(submit):
             lacking = list(dropwhile(lambda page: page[0][:SHORT_HASH] in self._here or page[0] in asked, pages))
             lacking = lacking[: most - len(asked)]
             count = len(lacking)
-            if copying_pays(
-                count, cost.expected(count * form.size), self._port.compute_seconds(count * form.page_size)
-            ):
+            if copying_pays(count, cost.expected(form.size(count)), self._port.compute_seconds(count * form.page_size)):
                 wanted.append(lacking)
                 asked.update(block_hash for block_hash, _ in lacking)
         return wanted
@@ -143,7 +140,7 @@ class PendingTransfers:
         attempt = transfer.submit.attempt
         try:
             async with asyncio.timeout(TRANSFER_SECONDS), self._slots:
-                await self._hold(attempt, sum(map(len, transfer.wanted)) * self._port.form.size)
+                await self._hold(attempt, sum(self._port.form.size(len(pages)) for pages in transfer.wanted))
                 with self.rate.running():
                     await self._fetch(transfer, source)
         except TimeoutError:
@@ -163,20 +160,24 @@ class PendingTransfers:
         Raises:
             RpcError: The call failed.
             StrangerError: The source does not know the token.
-            LinkError: A page fails its checks.
+            LinkError: A page fails its checks, or more has come than was asked for.
         """
+        form = self._port.form
         async with self._channel_to(source) as channel:
             fetch_pages = pb_grpc.EngineServiceStub(channel).Pages
             for wanted in transfer.wanted:
-                due = iter(wanted)
+                due, left = iter(wanted), (most := form.size(len(wanted)))
                 proof = TokenProof(source.token)
                 request = joined_hashes([block_hash for block_hash, _ in wanted])
                 call = fetch_pages(iter([request]), metadata=proof.metadata, timeout=TRANSFER_SECONDS)
                 await proof.check(call)
                 async for response in call:
                     for page, (block_hash, tokens) in zip(response.pages, due, strict=False):
-                        transfer.transferred[block_hash] = self._port.form.decode(page, tokens)
-                        self.rate.receive(self._port.form.size)
+                        left -= len(page.content)
+                        if left < 0:
+                            raise LinkError(f"more than {most} bytes have come for {len(wanted)} pages")
+                        transfer.transferred[block_hash] = form.decode(page, tokens)
+                        self.rate.receive(len(page.content))
 
     @asynccontextmanager
     async def _channel_to(self, source: KVSource) -> AsyncIterator[aio.Channel]:

@@ -6,30 +6,31 @@ numerics.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from quire.engine.v1 import engine_service_pb2 as pb
 
 from cache_manager.block_hash import HASH_BYTES, BlockHash
+from cache_manager.layout import KVLayout
+from cache_manager.transfers import TransferredPage
 from rpc.link.arrays import UINT8, LinkError, packed, unpacked
 from scheduler.events import Submit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageCopy:
-    """Copy of a page.
+    """Copy of the pages of one index of a sequence.
 
     Attributes:
-        tokens: Bytes that its block hash is made from, beside the hash before it.
-        content: uint8 [groups, page_bytes], in canonical form.
+        tokens: Bytes that their block hash is made from, beside the hash before it.
+        page: Their content.
     """
 
     tokens: bytes
-    content: NDArray[np.uint8]
+    page: TransferredPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,45 +38,61 @@ class PageForm:
     """Form of the copies of one engine's pages.
 
     Attributes:
-        groups: Count of groups.
-        page_bytes: Bytes of a page in one group.
+        windows: Window of each page table; None for a table of which every copy has the page.
+        states: How many of these, the last ones, are tables of recurrent states, of which a sequence needs one.
+        page_bytes: Bytes of a page of one table.
         page_size: Tokens of a page.
         numerics: See `EngineInfo`.
     """
 
-    groups: int
+    windows: tuple[int | None, ...]
+    states: int
     page_bytes: int
     page_size: int
     numerics: bytes
 
-    @property
-    def size(self) -> int:
-        """Bytes of a copy."""
-        return self.groups * self.page_bytes
+    @classmethod
+    def of(cls, layout: KVLayout, numerics: bytes) -> "PageForm":
+        windows = tuple(map(layout.window, range(layout.tables)))
+        return cls(windows, layout.states.pages, layout.page_bytes, layout.page_size, numerics)
 
-    def checksum(self, content: bytes) -> int:
-        return zlib.crc32(content, zlib.crc32(self.numerics))
+    def size(self, pages: int) -> int:
+        """Returns the most bytes that copies of so many consecutive pages take, with one state."""
+        return (pages * (len(self.windows) - self.states) + self.states) * self.page_bytes
+
+    def most(self, size: int) -> int:
+        """Returns of how many consecutive pages the copies take at most `size` bytes."""
+        return max(0, size // self.page_bytes - self.states) // (len(self.windows) - self.states)
+
+    def checksum(self, page: pb.Page) -> int:
+        return zlib.crc32(page.content, zlib.crc32(page.tables, zlib.crc32(self.numerics)))
 
     def encode(self, copy: PageCopy) -> pb.Page:
-        content = packed(copy.content, UINT8)
-        return pb.Page(tokens=copy.tokens, content=content, checksum=self.checksum(content))
+        tables, content = copy.page.tables.astype(np.uint8).tobytes(), packed(copy.page.content, UINT8)
+        page = pb.Page(tokens=copy.tokens, tables=tables, content=content)
+        page.checksum = self.checksum(page)
+        return page
 
-    def decode(self, page: pb.Page, tokens: bytes) -> NDArray[np.uint8]:
-        """Checks a copy that came, and returns its content, uint8 [groups, page_bytes].
+    def decode(self, page: pb.Page, tokens: bytes) -> TransferredPage:
+        """Checks a copy that came, and returns its content.
 
         Args:
             page: The message.
             tokens: Bytes that the page's block hash was made from here.
 
         Raises:
-            LinkError: The copy has other tokens, another size or a wrong checksum.
+            LinkError: The copy has other tokens, other tables, another size or a wrong checksum.
         """
         if page.tokens != tokens:
             raise LinkError("a page has come whose tokens are others than those asked for")
-        content = unpacked(page.content, UINT8, self.size, "a page")
-        if self.checksum(page.content) != page.checksum:
+        tables = unpacked(page.tables, UINT8, len(self.windows), "the tables of a page").astype(np.bool_)
+        if not all(there or window is not None for there, window in zip(tables.tolist(), self.windows, strict=True)):
+            raise LinkError("a page has come without that of a group whose tokens see all before them")
+        count = int(np.count_nonzero(tables))
+        content = unpacked(page.content, UINT8, count * self.page_bytes, "a page")
+        if self.checksum(page) != page.checksum:
             raise LinkError("a page has come whose checksum is wrong")
-        return content.reshape(self.groups, self.page_bytes)
+        return TransferredPage(tables, content.reshape(count, self.page_bytes))
 
 
 class PagePort(Protocol):
@@ -91,10 +108,17 @@ class PagePort(Protocol):
                 before it.
         """
 
-    async def read(self, hashes: Sequence[BlockHash]) -> list[PageCopy]:
-        """Copies pages, from the first one to the last before one that the engine lacks.
+    def read(self, hashes: Sequence[BlockHash], size: int) -> AsyncIterator[list[PageCopy]]:
+        """Copies consecutive pages of a sequence, up to the last one that the engine has and another can go on after.
 
-        It takes time of the engine's thread between two steps, so a call asks for few pages.
+        Args:
+            hashes: Their block hashes.
+            size: Bytes to copy at one time, or one page if that has more. It takes time of the engine's thread between
+                two steps.
+
+        Yields:
+            The next copies, at least one. Of groups with windows and of recurrent states they have what a sequence
+            needs that goes on after the last copy.
 
         Raises:
             EngineEnded: The engine has ended.

@@ -238,22 +238,16 @@ class LinkService(pb_grpc.EngineServiceServicer):
         self, request_iterator: AsyncIterator[pb.PagesRequest], context: aio.ServicerContext
     ) -> AsyncIterator[pb.PagesResponse]:
         await self._authenticate(context)  # before anything is read
-        reading: asyncio.Task[list[PageCopy]] | None = None
+        reading: asyncio.Future[list[PageCopy] | None] | None = None
         try:
             request = await anext(request_iterator, None)
             if request is None or self._pages is None:
                 return
-            hashes, form = asked_hashes(request), self._pages.form
-            some = max(1, READ_BYTES // form.size)
-            reading = asyncio.create_task(self._pages.read(hashes[:some]))
-            for at in range(0, len(hashes), some):
-                copies = await reading
-                more = hashes[at + some : at + 2 * some] if len(copies) == some else []
-                if more:
-                    reading = asyncio.create_task(self._pages.read(more))  # read while the last ones are sent
-                yield pb.PagesResponse(pages=[form.encode(copy) for copy in copies])
-                if not more:
-                    return
+            encode, copies = self._pages.form.encode, self._pages.read(asked_hashes(request), READ_BYTES)
+            reading = asyncio.ensure_future(anext(copies, None))
+            while (read := await reading) is not None:
+                reading = asyncio.ensure_future(anext(copies, None))  # reads while the last ones are sent
+                yield pb.PagesResponse(pages=map(encode, read))
         except LinkError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except EngineEnded as error:

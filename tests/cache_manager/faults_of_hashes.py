@@ -6,6 +6,7 @@ from dataclasses import replace
 from cache_manager.block_hash import HASH_BYTES, BlockHasher, HashChain
 from cache_manager.lookup import PrefixLookup
 from cache_manager.prefix import NONE, PrefixIndex
+from cache_manager.transfers import NO_TRANSFER
 from tests.cache_manager.faults import FAULTS, Fault, fault
 
 
@@ -57,7 +58,9 @@ def names_after_one_that_is_taken_stay(real):
 
 @fault(PrefixLookup, "match")
 def bound_of_a_match_is_ignored(real):
-    return lambda self, chain, most, transferred=(): real(self, chain, most + self.layout.page_size, transferred)
+    return lambda self, chain, most, transferred=NO_TRANSFER: real(
+        self, chain, most + self.layout.page_size, transferred
+    )
 
 
 @contextmanager

@@ -156,7 +156,7 @@ def row_goes_on_from_a_spoilt_copy(real):
 
 @fault(PrefixLookup, "_valid")
 def hit_needs_no_page_of_a_window(real):
-    return lambda self, nodes, kept, come: len(nodes) + len(kept) + come
+    return lambda self, nodes, kept, come: len(nodes) + len(kept) + len(come)
 
 
 @fault(PageChanges, "not_copied")

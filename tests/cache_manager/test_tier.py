@@ -14,6 +14,7 @@ from cache_manager.manager import CacheManager
 from cache_manager.policies import POLICIES
 from cache_manager.prefix import NONE
 from cache_manager.tier import FIRST, Copy, HostTier
+from cache_manager.transfers import TransferredPage
 from tests.cache_manager.play import PAGE_SIZES, Player
 from tests.cache_manager.sequences import SECRET, make_layout
 from tests.cache_manager.tiered import TieredCacheDriver
@@ -94,7 +95,8 @@ def test_what_a_sequence_came_with_has_its_place_after_the_copies() -> None:
     small.serve(4, 4, 5, 5, 6, 6, 7)
     chain = small.hasher.chain()
     chain.extend(np.array([1, 1, 2, 2, 3, 3], np.int32))
-    match = small.manager.lookup.match(chain, 6, transferred=chain.hashes[2:])
+    page = TransferredPage(np.ones(1, np.bool_), np.zeros((1, small.manager.layout.page_bytes), np.uint8))
+    match = small.manager.lookup.match(chain, 6, transferred=dict.fromkeys(chain.hashes[2:], page))
     assert (match.tokens, match.nodes, match.kept, match.transferred) == (6, [], chain.hashes[:2], chain.hashes[2:])
     small.manager.open(0, 0, chain, match)
     assert small.manager.grow(0, 6, 7)

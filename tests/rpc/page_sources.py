@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from quire.engine.v1 import engine_service_pb2 as pb
 from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 
 from cache_manager.block_hash import BlockHash, BlockHasher
+from cache_manager.layout import STATE_WINDOW
+from cache_manager.transfers import TransferredPage
 from rpc.link.client import LinkClient
 from rpc.link.pages import PageCopy, PageForm
 from rpc.link.server import LinkService
@@ -25,10 +28,13 @@ PROMPT = np.arange(50, dtype=np.int32)  # 12 full pages
 
 
 class Port:
-    """`PagePort` of an engine that has the pages of these names. reads: how many it was asked for at once."""
+    """`PagePort` of an engine that has the pages of these names. reads: how many it has looked for at once.
 
-    def __init__(self, has: Sequence[BlockHash] = (), groups: int = 2) -> None:
-        self.form = PageForm(groups, BYTES, SIZE, b"model")
+    state: whether the second of its two tables is of a recurrent state, and not of a second group.
+    """
+
+    def __init__(self, has: Sequence[BlockHash] = (), state: bool = False) -> None:
+        self.form = PageForm((None, STATE_WINDOW if state else None), int(state), BYTES, SIZE, b"model")
         self.has, self.tokens = set(has), dict(pages())
         self.reads: list[int] = []
         self.before: Callable[[], object] = lambda: None
@@ -37,16 +43,18 @@ class Port:
     def block_hashes(self, event: Submit) -> list[list[tuple[BlockHash, bytes]]]:
         return [pages(sequence.tokens()) for sequence in sequences_of(event, 0.0, 0)]
 
-    async def read(self, names: Sequence[BlockHash]) -> list[PageCopy]:
-        self.reads.append(len(names))
-        if asyncio.iscoroutine(wait := self.before()):
-            await wait
-        copies = []
-        for name in names:
-            if name not in self.has:
-                break
-            copies.append(PageCopy(self.tokens[name], content_of(name)))
-        return copies
+    async def read(self, names: Sequence[BlockHash], size: int) -> AsyncIterator[list[PageCopy]]:
+        most = self.form.most(size)
+        for start in range(0, len(names), most):
+            asked = names[start : start + most]
+            self.reads.append(len(asked))
+            if asyncio.iscoroutine(wait := self.before()):
+                await wait
+            here = list(takewhile(self.has.__contains__, asked))
+            if here:
+                yield [PageCopy(self.tokens[name], page_of(name)) for name in here]
+            if len(here) < len(asked):
+                return
 
     def compute_seconds(self, tokens: int) -> float | None:
         return self.seconds
@@ -61,8 +69,8 @@ def pages(tokens: np.ndarray = PROMPT) -> list[tuple[BlockHash, bytes]]:
 NAMES = [name for name, _ in pages()]
 
 
-def content_of(name: BlockHash) -> np.ndarray:
-    return np.frombuffer((name * 2)[: 2 * BYTES], np.uint8).reshape(2, BYTES)
+def page_of(name: BlockHash) -> TransferredPage:
+    return TransferredPage(np.ones(2, np.bool_), np.frombuffer((name * 2)[: 2 * BYTES], np.uint8).reshape(2, BYTES))
 
 
 def moved(attempt: int, source: str, token: str = "", **values: object) -> Submit:
@@ -99,7 +107,8 @@ def the_submit(engine: MortalEngine) -> Submit:
 
 def check_brought(event: Submit, names: Sequence[BlockHash]) -> None:
     assert list(event.transferred) == list(names)
-    assert all(np.array_equal(event.transferred[name], content_of(name)) for name in names)
+    assert all(np.array_equal(event.transferred[name].content, page_of(name).content) for name in names)
+    assert all(event.transferred[name].tables.all() for name in names)
     assert event.source is None
 
 
@@ -130,16 +139,17 @@ class Liar(pb_grpc.EngineServiceServicer):
 
 def answer(count: int, **wrong: object) -> pb.PagesResponse:
     """The first pages, of which the last one is wrong."""
-    made = [Port().form.encode(PageCopy(tokens, content_of(name))) for name, tokens in pages()[:count]]
+    made = [Port().form.encode(PageCopy(tokens, page_of(name))) for name, tokens in pages()[:count]]
     for name, value in wrong.items():
         setattr(made[-1], name, value)
     return pb.PagesResponse(pages=made)
 
 
-async def brought_by_liar(directory: Path, liar: Liar) -> Submit:
+async def brought_by_liar(directory: Path, liar: Liar, target: Port | None = None) -> Submit:
     place = directory / "source"
     place.mkdir()
-    async with serving(liar, place) as (address, _), target_of(directory, Port()) as (client, _, engine, _):
+    async with serving(liar, place) as (address, _), target_of(directory, target or Port()) as parts:
+        client, _, engine, _ = parts
         client.send([moved(7, address)])
         await eventually(engine.submitted)
         return the_submit(engine)

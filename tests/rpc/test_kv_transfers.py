@@ -113,6 +113,8 @@ async def test_what_is_not_what_was_asked_for_is_not_used(
         (Liar(answer(6, content=bytes(2 * BYTES))), 5),
         (Liar(answer(6, content=bytes(7))), 5),
         (Liar(answer(6, tokens=b"other")), 5),
+        (Liar(answer(6, tables=bytes([1]))), 5),
+        (Liar(answer(6, tables=bytes([1, 0]), content=bytes(BYTES))), 5),
         (Liar(answer(0), answer(4)), 4),
         (Liar(pb.PagesResponse(pages=[*answer(12).pages, *answer(3).pages])), 12),
         (Liar(), 0),
@@ -120,6 +122,11 @@ async def test_what_is_not_what_was_asked_for_is_not_used(
 )
 async def test_lies_are_not_believed(tmp_path: Path, liar: Liar, left: int) -> None:
     check_brought(await brought_by_liar(tmp_path, liar), NAMES[:left])
+
+
+async def test_more_than_there_is_room_for_is_not_taken(tmp_path: Path) -> None:
+    """A sequence needs one state: 13 pages are the most that 12 with one state have, and 7 with a state each are 14."""
+    check_brought(await brought_by_liar(tmp_path, Liar(answer(12)), Port(state=True)), NAMES[:6])
 
 
 async def test_a_source_that_hangs_costs_the_time_of_a_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

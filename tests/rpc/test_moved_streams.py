@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cache_manager.block_hash import BlockHasher
+from cache_manager.block_hash import BlockHash, BlockHasher
+from cache_manager.layout import KVLayout
 from cache_manager.manager import CacheManager
 from rpc.engines.local import LocalEngine
 from rpc.engines.pages import EnginePages
 from rpc.frontend.engine_client import EngineInfo
 from rpc.link.client import LinkClient
+from rpc.link.pages import PageCopy
 from rpc.link.server import LinkService
 from scheduler.engine import EngineEnded
 from scheduler.events import Abort, EngineStats, KVSource, Submit
@@ -28,15 +30,16 @@ from tests.scheduler.executor import FakeExecutor, alone
 from tests.scheduler.workloads import PATIENT, SECRET, make_layout, make_request
 from tests.support.links import DEADLINE, Heard, connected, eventually, serving
 
-SIZE, PAGES, ROWS, STEP = 4, 200, 4, 0.01  # seconds
+SIZE, PAGES, ROWS, STEP = 4, 400, 4, 0.01  # seconds
 LAYOUT = make_layout(SIZE)
+WINDOWS = make_layout(SIZE, windows=(None, 6))
 NAMER = BlockHasher(SECRET, b"model", SIZE)
 SETTINGS = SchedulerSettings(max_batched_tokens=32, max_sequences=ROWS, steps_in_flight=2)
 REQUESTS = {attempt: make_request(attempt, 40 + attempt, 60) for attempt in (1, 2, 3)}
 
 
 class PagedExecutor(FakeExecutor):
-    """A page's bytes are its tokens, and nothing else."""
+    """A page's bytes are what it holds for each group, and nothing else."""
 
     def launch(self, plan: StepPlan) -> None:
         time.sleep(STEP)
@@ -45,13 +48,15 @@ class PagedExecutor(FakeExecutor):
     def _believe(self, plan: StepPlan) -> None:
         for fill in (join.transfer for join in plan.joins):
             for page, content in () if fill is None else zip(fill.pages.tolist(), fill.content, strict=True):
-                self._slots[0, page * SIZE : (page + 1) * SIZE] = content[: 4 * SIZE].copy().view(np.int32)
+                held = content[: 4 * SIZE * len(self._slots)].copy().view(np.int32)
+                self._slots[:, page * SIZE : (page + 1) * SIZE] = held.reshape(-1, SIZE)
         super()._believe(plan)
 
     def export(self, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
-        content = np.zeros((len(pages), LAYOUT.page_bytes), np.uint8)
+        content = np.zeros((len(pages), self.layout.page_bytes), np.uint8)
         for i, page in enumerate(pages.tolist()):
-            content[i, : 4 * SIZE] = self._slots[0, page * SIZE : (page + 1) * SIZE].view(np.uint8)
+            held = self._slots[:, page * SIZE : (page + 1) * SIZE].copy()
+            content[i, : held.nbytes] = held.reshape(-1).view(np.uint8)
         return content
 
 
@@ -80,11 +85,11 @@ class Node:
 
 
 @asynccontextmanager
-async def node(directory: Path) -> AsyncIterator[Node]:
+async def node(directory: Path, layout: KVLayout = LAYOUT) -> AsyncIterator[Node]:
     directory.mkdir()
     service = LinkService()
-    scheduler = Scheduler(SETTINGS, PATIENT, CacheManager(LAYOUT, PAGES, ROWS, ahead=SETTINGS.ahead), NAMER)
-    executor = PagedExecutor(LAYOUT, PAGES, SETTINGS)
+    scheduler = Scheduler(SETTINGS, PATIENT, CacheManager(layout, PAGES, ROWS, ahead=SETTINGS.ahead), NAMER)
+    executor = PagedExecutor(layout, PAGES, SETTINGS)
     info = EngineInfo(Limits(13, 1000, 800, ROWS), PAGES, "none", "cpu", SIZE, b"model")
     engine = LocalEngine(scheduler, executor, info, service.sink)
     pages = EnginePages(engine, scheduler, NAMER, info.numerics, executor.export)
@@ -119,15 +124,18 @@ async def finished(target: Node, source: Node, emitted: dict[int, tuple[int, ...
     await eventually(lambda: target.stats.pages_used == 0)
 
 
+@pytest.mark.parametrize("layout", [LAYOUT, WINDOWS], ids=["one group", "windows"])
 @pytest.mark.parametrize("tokens", [1, 7, 30])
-async def test_a_stream_goes_on_with_its_pages(tmp_path: Path, tokens: int) -> None:
-    async with node(tmp_path / "a") as source, node(tmp_path / "b") as target:
+async def test_a_stream_goes_on_with_its_pages(tmp_path: Path, tokens: int, layout: KVLayout) -> None:
+    async with node(tmp_path / "a", layout) as source, node(tmp_path / "b", layout) as target:
         emitted = await started(source, tokens)
         await finished(target, source, emitted)
         known = {attempt: len(REQUESTS[attempt].prompt) + len(output) for attempt, output in emitted.items()}
-        assert target.stats.pages_transferred == sum((length - 1) // SIZE for length in known.values())
+        moved = sum((length - 1) // SIZE for length in known.values())
+        in_windows = layout.pages_before(6) * len(REQUESTS) if layout is WINDOWS else 0
+        assert target.stats.pages_transferred == moved + in_windows
         computed = sum(len(request.prompt) + 60 - 1 for request in REQUESTS.values())
-        assert target.stats.computed_tokens == computed - SIZE * target.stats.pages_transferred
+        assert target.stats.computed_tokens == computed - SIZE * moved
         await eventually(lambda: source.stats.pages_used == 0)
 
 
@@ -165,26 +173,41 @@ async def test_a_source_that_ends_costs_recompute(tmp_path: Path) -> None:
         await finished(target, source, emitted)
         assert target.stats.pages_transferred == 0
         with pytest.raises(EngineEnded):
-            await source.pages.read([bytes(32)])
+            await read(source, [bytes(32)])
+
+
+async def read(source: Node, names: Sequence[BlockHash], size: int = 1) -> list[PageCopy]:
+    return [copy async for copies in source.pages.read(names, size) for copy in copies]
 
 
 async def test_only_pages_that_are_computed_and_named_are_given(tmp_path: Path) -> None:
     async with node(tmp_path / "a") as source:
         (wanted,) = source.pages.block_hashes(Submit(1, REQUESTS[1], (tuple(alone(REQUESTS[1])),)))
         names = [name for name, _ in wanted]
-        assert await source.pages.read(names) == []
+        assert await read(source, names) == []
         source.client.send([Submit(1, REQUESTS[1])])
         seen = 0
         while 1 not in source.heard.ends:
-            copies = await source.pages.read(names)
+            copies = await read(source, names, 10**6)
             assert [copy.tokens for copy in copies] == [tokens for _, tokens in wanted[: len(copies)]]
             for copy in copies:  # the first one's name says whose it is, too
-                assert copy.content[0, : 4 * SIZE].tobytes() == copy.tokens[: 4 * SIZE], "what is given is computed"
+                assert copy.page.content[0, : 4 * SIZE].tobytes() == copy.tokens[: 4 * SIZE], "it is computed"
             assert len(copies) >= seen
             seen = len(copies)
-        assert len(await source.pages.read(names)) == len(names)
-        assert len(await source.pages.read(names[5:9])) == 4
-        assert await source.pages.read([bytes(32), *names]) == []
-        assert len(await source.pages.read([names[3], names[5]])) == 1, "they are no sequence"
+        assert len(await read(source, names)) == len(names)
+        assert len(await read(source, names[5:9])) == 4
+        assert await read(source, [bytes(32), *names]) == []
+        assert len(await read(source, [names[3], names[5]])) == 1, "they are no sequence"
         await asyncio.wrap_future(source.engine.call(source.scheduler.cache.published.reset))
-        assert await source.pages.read(names) == []
+        assert await read(source, names) == []
+
+
+async def test_what_is_evicted_while_others_are_read_ends_it(tmp_path: Path) -> None:
+    async with node(tmp_path / "a") as source:
+        (wanted,) = source.pages.block_hashes(Submit(1, REQUESTS[1], (tuple(alone(REQUESTS[1])),)))
+        source.client.send([Submit(1, REQUESTS[1])])
+        await eventually(lambda: 1 in source.heard.ends)
+        copies = source.pages.read([name for name, _ in wanted], 3 * LAYOUT.page_bytes)
+        assert len(await anext(copies)) == 3
+        await asyncio.wrap_future(source.engine.call(source.scheduler.cache.published.reset))
+        assert [part async for part in copies] == []

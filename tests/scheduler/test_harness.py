@@ -13,6 +13,7 @@ from cache_manager.lookup import PrefixLookup
 from cache_manager.manager import CacheManager
 from cache_manager.pool import PagePool
 from cache_manager.publishing import PublishedPages
+from cache_manager.transfers import NO_TRANSFER
 from scheduler import scheduler as module
 from scheduler.admission import Admission
 from scheduler.attempts import Attempts
@@ -268,12 +269,14 @@ def a_fault_takes_only_the_newest_name(real):
 
 @fault(PrefixLookup, "match", alike=True)
 def all_of_a_prompt_is_found(real):
-    return lambda self, chain, most, transferred=(): real(self, chain, most + 1, transferred)
+    return lambda self, chain, most, transferred=NO_TRANSFER: real(self, chain, most + 1, transferred)
 
 
 @fault(PrefixLookup, "match", alike=True)
 def nobody_waits_for_a_page(real):
-    return lambda self, chain, most, transferred=(): replace(real(self, chain, most, transferred), awaited=None)
+    return lambda self, chain, most, transferred=NO_TRANSFER: replace(
+        real(self, chain, most, transferred), awaited=None
+    )
 
 
 @fault(PublishedPages, "is_computing", alike=True)

@@ -16,6 +16,7 @@ from cache_manager.manager import CacheManager
 from cache_manager.pool import PagePool
 from cache_manager.publishing import CLOSED, PublishedPages
 from cache_manager.tables import PageTables
+from cache_manager.transfers import NO_TRANSFER
 from scheduler.results import Results
 from scheduler.scheduler import Scheduler
 from tests.scheduler.planting import Faults, caught
@@ -208,7 +209,7 @@ def a_match_is_put_at_the_start_of_the_table(real):
 
 @fault(PrefixLookup, "match")
 def a_match_uses_all_pages_of_a_window(real):
-    return lambda self, chain, most, transferred=(): replace(real(self, chain, most, transferred), firsts=())
+    return lambda self, chain, most, transferred=NO_TRANSFER: replace(real(self, chain, most, transferred), firsts=())
 
 
 @fault(module, "valid_pages")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from cache_manager.block_hash import BlockHasher
 from cache_manager.layout import MOST_INTERVAL, KVLayout, KVShape, LayerGroup
@@ -31,8 +32,10 @@ from tests.scheduler.reaching import unreached_runs
 from tests.scheduler.workloads import PATIENT, make_request
 from tests.support.examples import examples
 from tests.support.swaps import always_swap
+from tests.support.transfers import transferred
 
 VOCABULARY = 13
+SECRET = bytes(16)
 few = settings(max_examples=examples(60), deadline=None)
 
 
@@ -99,6 +102,9 @@ class StateExecutor:
         for slot, page in plan.swap_ins.tolist():
             self.swapped += bool(self.hosts[slot])
             self.states |= {(page, table): value for table, value in self.hosts[slot].items()}
+        for fill in (join.transfer for join in plan.joins):
+            for page, content in () if fill is None else zip(fill.pages.tolist(), fill.content, strict=True):
+                self.states |= {(page, table): value for table, value in enumerate(content.view(np.int64)) if value}
         after = {row: self._compute(row, start, count) for row, start, count in plan.slices.tolist()}
         tokens = [after[self._owner(plan, offset)] % VOCABULARY for offset, _ in plan.logits.tolist()]
         for (_, row), token in zip(plan.logits.tolist(), tokens, strict=True):
@@ -109,6 +115,15 @@ class StateExecutor:
         )
         lost = self._spoil(plan) if plan.step in self.spoilt else ()
         return StepResult(plan.step, np.array(tokens, np.int32), empty, lost_pages=lost)
+
+    def export(self, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
+        """Returns [n, page_bytes] uint8, of a state's page its checksum at the number of its table."""
+        content = np.zeros((len(pages), self.layout.page_bytes // 8), np.int64)
+        places = {page: i for i, page in enumerate(pages.tolist())}
+        for (page, table), state in self.states.items():
+            if page in places:
+                content[places[page], table] = state
+        return content.view(np.uint8)
 
     @staticmethod
     def _owner(plan: StepPlan, offset: int) -> int:
@@ -169,7 +184,7 @@ class Run:
         chosen = SchedulerSettings(max(budget, rows), rows, chunk, depth)
         tier = HostTier(host_slots, layout.tables) if host_slots else None
         cache = CacheManager(layout, pages, rows, POLICIES[policy], chosen.ahead, tier)
-        scheduler = Scheduler(chosen, PATIENT, cache, BlockHasher(bytes(16), b"model", layout.page_size))
+        scheduler = Scheduler(chosen, PATIENT, cache, BlockHasher(SECRET, b"model", layout.page_size))
         return Run(layout, pages, StateExecutor(layout, spoilt), scheduler)
 
     @property
@@ -305,6 +320,25 @@ def test_the_interval_follows_from_the_sizes() -> None:
         assert state <= 2 * layout.interval * layout.token_bytes
         assert state > 2 * (layout.interval - page - 1) * layout.token_bytes
     assert make_layout(16, 10**4).interval == MOST_INTERVAL
+
+
+@few
+@given(st.integers(1, 100), st.integers(1, 120), st.integers(0, 40), st.sampled_from(WINDOWS), st.integers(1, 9))
+def test_a_row_goes_on_from_a_state_of_another_engine(
+    length: int, shared: int, most: int, window: int | None, units: int
+) -> None:
+    layout = make_layout(4, units, window)
+    source, target = (Run.of(layout, 900, 2, 16) for _ in range(2))
+    source({0: [Submit(1, request([*BASE[:shared], VOCABULARY], 2))]})  # the last token is in no other prompt
+    one = request(BASE[:length], 9)
+    come = transferred(source.scheduler, BlockHasher(SECRET, b"model", 4), source.executor.export, Submit(1, one), most)
+    target({0: [Submit(1, one, transferred=come)]})
+    assert target.output == {1: alone(one)}
+    there = min(length - 1, shared, 4 * most) // layout.interval * layout.interval
+    assert target.executor.computed == length + 8 - there, "it goes on from the last state that the other one has"
+    assert len(come) == there // 4
+    states = sum(np.count_nonzero(page.tables[layout.state_tables]) for page in come.values())
+    assert states == (layout.states.pages if there else 0), "one state comes, whatever the length"
 
 
 def test_a_forked_row_copies_the_state_before_it_writes() -> None:

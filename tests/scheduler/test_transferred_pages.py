@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from cache_manager.allocator import LedgerError
 from cache_manager.block_hash import BlockHash
+from cache_manager.lookup import PrefixLookup
 from cache_manager.manager import CacheManager
 from cache_manager.matching import Match
 from cache_manager.tier import HostTier
+from cache_manager.transfers import TransferredPage
 from scheduler import admission
 from scheduler.events import EngineStats, Submit
 from scheduler.rows import Sequence as Waiting
@@ -56,28 +58,39 @@ class FilledExecutor(SwappingExecutor):
         super()._believe(plan)
 
 
-def pages_of(workload: Workload, submit: Submit, which: Sequence[bool]) -> dict[BlockHash, np.ndarray]:
-    """Returns by hash those of the full pages of an attempt's sequences that `which` says, in turn."""
+def pages_of(
+    workload: Workload, submit: Submit, which: Sequence[bool], seen: Sequence[bool] = (True,)
+) -> dict[BlockHash, TransferredPage]:
+    """Returns by hash those of the full pages of an attempt's sequences that `which` says, in turn.
+
+    seen: in turn, whether those of groups with windows are among them.
+    """
     assert workload.hasher is not None
-    size, groups, brought = workload.layout.page_size, len(workload.layout.groups), {}
+    size, layout, brought = workload.layout.page_size, workload.layout, {}
+    whole = np.array([layout.window(group) is None for group in range(layout.tables)])
     for sequence in sequences_of(submit, 0.0, 0):
         chain = workload.hasher.chain(submit.request.scope)
         chain.extend(sequence.tokens())
         for i, name in enumerate(chain.hashes):
             if which[i % len(which)]:
                 tokens = sequence.tokens()[i * size : (i + 1) * size].astype(np.int32)
-                brought[name] = np.tile(tokens.view(np.uint8), (groups, 1))
+                tables = whole | seen[i % len(seen)]
+                brought[name] = TransferredPage(tables, np.tile(tokens.view(np.uint8), (np.count_nonzero(tables), 1)))
     return brought
 
 
-def with_pages(workload: Workload, which: Sequence[bool]) -> Workload:
+def with_pages(workload: Workload, which: Sequence[bool], seen: Sequence[bool]) -> Workload:
     """Returns the workload with `pages_of` each of its arrivals."""
-    come = [replace(a, transferred=pages_of(workload, a.submit, which)) for a in workload.arrivals]
+    come = [replace(a, transferred=pages_of(workload, a.submit, which, seen)) for a in workload.arrivals]
     return replace(workload, arrivals=tuple(come))
 
 
 def run(
-    workload: Workload, which: Sequence[bool] = (True,), slots: int = 0, spoils: float = 0.0
+    workload: Workload,
+    which: Sequence[bool] = (True,),
+    slots: int = 0,
+    spoils: float = 0.0,
+    seen: Sequence[bool] = (True,),
 ) -> tuple[EngineStats, FilledExecutor]:
     """Runs the workload with the pages that `which` says, under the laws of `play`.
 
@@ -86,6 +99,7 @@ def run(
         which: As in `pages_of`.
         slots: Pages of a host tier; 0 goes without.
         spoils: As in `SwappingExecutor`.
+        seen: As in `pages_of`.
     """
     cache, groups = workload.cache, len(workload.layout.groups)
     if slots:
@@ -100,7 +114,7 @@ def run(
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         always_swap(monkeypatch)
-        play(with_pages(workload, which), scheduler, executor, patience=10, after_turn=check_all_is_taken)
+        play(with_pages(workload, which, seen), scheduler, executor, patience=10, after_turn=check_all_is_taken)
     return scheduler.stats(), executor
 
 
@@ -108,17 +122,17 @@ WHICH = st.lists(st.booleans(), min_size=1, max_size=6)
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(workloads(resumed=True), WHICH)
-def test_tokens_do_not_depend_on_what_came(workload: Workload, which: list[bool]) -> None:
-    run(workload, which)
+@given(workloads(resumed=True), WHICH, WHICH)
+def test_tokens_do_not_depend_on_what_came(workload: Workload, which: list[bool], seen: list[bool]) -> None:
+    run(workload, which, seen=seen)
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(workloads(resumed=True, alike=True), WHICH, st.integers(1, 40), st.sampled_from([0.0, 0.5]))
+@given(workloads(resumed=True, alike=True), WHICH, WHICH, st.integers(1, 40), st.sampled_from([0.0, 0.5]))
 def test_nor_on_what_comes_back_from_the_host_before_it(
-    workload: Workload, which: list[bool], slots: int, spoils: float
+    workload: Workload, which: list[bool], seen: list[bool], slots: int, spoils: float
 ) -> None:
-    run(workload, which, slots, spoils)
+    run(workload, which, slots, spoils, seen)
 
 
 def moved(depth: int = 2, windows: tuple[int | None, ...] = (), groups: int = 1, count: int = 1) -> Workload:
@@ -146,6 +160,14 @@ def test_of_groups_with_windows_comes_what_the_next_token_sees() -> None:
     stats, executor = run(moved(windows=(None, 4)))
     assert stats.pages_transferred == 3 * (7 + 2) + (3 + 2)
     assert executor.computed_tokens == 4 * 4
+
+
+@pytest.mark.parametrize(("window", "lacking", "found"), [(4, 5, 10), (4, 6, 12), (3, 6, 12), (4, 0, 14)])
+def test_what_lacks_pages_in_a_window_counts_up_to_where_it_has_them(window: int, lacking: int, found: int) -> None:
+    """Pages of 2 tokens: behind a window of 4 the next token sees 2 pages, behind one of 3 one."""
+    seen = [i != lacking for i in range(8)]
+    _, executor = run(moved(windows=(None, window)), seen=seen)
+    assert [executor.found[i] for i in (1, 2, 3)] == [[found]] * 3
 
 
 def test_several_sequences_each_bring_their_own() -> None:
@@ -194,7 +216,15 @@ def keeps_what_came(self: Running, sequence: Waiting, match: Match, start: Calla
     return row
 
 
+def all_there(self: PrefixLookup, *found: object, real: Callable = PrefixLookup._valid) -> int:
+    *rest, received = found
+    whole = [replace(page, tables=np.ones_like(page.tables)) for page in received]
+    valid: int = real(self, *rest, whole)
+    return valid
+
+
 FAULTS = {
+    "what a window lacks is taken to be there": (PrefixLookup, "_valid", all_there),
     "what came is kept after the start": (Running, "start", keeps_what_came),
     "nothing is filled": (Running, "_transfer", lambda self, row, sequence, match: None),
     "the first page is not counted": (
@@ -211,5 +241,5 @@ FAULTS = {
 def test_harness_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, target, stand_in = FAULTS[name]
     monkeypatch.setattr(where, target, stand_in)
-    with pytest.raises((AssertionError, LawBroken, LedgerError)):
-        run(moved())
+    with pytest.raises((AssertionError, LawBroken, LedgerError, IndexError)):
+        run(moved(windows=(None, 4)), seen=[True] * 5 + [False] * 3)

@@ -11,6 +11,7 @@ from cache_manager.block_hash import BlockHash, BlockHasher, Scope
 from cache_manager.layout import KVLayout
 from cache_manager.manager import CacheManager
 from cache_manager.policies import POLICIES
+from cache_manager.transfers import TransferredPage
 from scheduler.controls import Controls, LogitsParams
 from scheduler.events import Abort, AdminQuery, AdminQuestion, Event, Submit
 from scheduler.parameters import Beam
@@ -80,7 +81,7 @@ class Arrival:
     emitted: tuple[int | None, ...] = ()
     fault: int | None = None
     dropped: tuple[tuple[int, int], ...] = ()
-    transferred: Mapping[BlockHash, np.ndarray] = field(default_factory=dict)
+    transferred: Mapping[BlockHash, TransferredPage] = field(default_factory=dict)
 
     @property
     def output(self) -> list[int]:

@@ -50,14 +50,16 @@ class PagesResponse(_message.Message):
     def __init__(self, pages: _Optional[_Iterable[_Union[Page, _Mapping]]] = ...) -> None: ...
 
 class Page(_message.Message):
-    __slots__ = ("tokens", "content", "checksum")
+    __slots__ = ("tokens", "content", "checksum", "tables")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     tokens: bytes
     content: bytes
     checksum: int
-    def __init__(self, tokens: _Optional[bytes] = ..., content: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+    tables: bytes
+    def __init__(self, tokens: _Optional[bytes] = ..., content: _Optional[bytes] = ..., checksum: _Optional[int] = ..., tables: _Optional[bytes] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
     __slots__ = ("submits", "finishes", "asks")

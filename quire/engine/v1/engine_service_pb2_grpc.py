@@ -63,7 +63,8 @@ class EngineServiceServicer:
 
     def Pages(self, request_iterator, context):
         """Copies KV pages of a sequence to another engine with the same numerics: from the first one asked for to the last
-        one before a page that this engine lacks. One request, yet a stream: nothing is read of a caller without the token.
+        one that this engine has, and that a sequence can go on after. One request, yet a stream: nothing is read of a
+        caller without the token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
