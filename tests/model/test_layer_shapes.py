@@ -33,6 +33,7 @@ from model.reference.attention_backend import ReferenceAttention
 from model.reference.row_pool import RowPool
 from model.rope import Rope, read_rope
 from model.tensors import Tensors
+from scheduler.events import Submit
 from scheduler.settings import SchedulerSettings
 from tests.model.test_moves import pages_of
 from tests.model.test_parity import ENDLESS, random_prompts
@@ -237,12 +238,13 @@ def test_pages_move_to_an_engine_of_another_back_end(directory: Path, prompts: l
     one, other = (make_rig(directory, 4, 2048, backend=backend) for backend in ("cpu", "reference"))
     for rig in (one, other):
         rig.run({0: make_request(rig, prompts[0], 1)})
-    moved, computed = pages_of(one), pages_of(other)
+    moved, computed = (pages_of(rig, Submit(0, make_request(rig, prompts[0], 1))) for rig in (one, other))
     layout = one.loaded.layout
     assert len(moved) == len(computed) > 0
     for pages in zip(moved.values(), computed.values(), strict=True):  # in the same order; hashes are a back end's own
-        for group, (page, other_page) in enumerate(zip(*pages, strict=True)):
+        for group in np.flatnonzero(pages[0].tables).tolist():
             used = layout.group_bytes(group)
+            page, other_page = (one.of(group) for one in pages)
             own, theirs = (part[:used].view(np.float32) for part in (page, other_page))
             np.testing.assert_allclose(own, theirs, atol=1e-3)
             assert own.any()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache_manager import lookup
 from cache_manager.allocator import LedgerError
 from cache_manager.block_hash import BlockHash
-from cache_manager.lookup import PrefixLookup
 from cache_manager.manager import CacheManager
 from cache_manager.matching import Match
 from cache_manager.tier import HostTier
@@ -216,15 +216,8 @@ def keeps_what_came(self: Running, sequence: Waiting, match: Match, start: Calla
     return row
 
 
-def all_there(self: PrefixLookup, *found: object, real: Callable = PrefixLookup._valid) -> int:
-    *rest, received = found
-    whole = [replace(page, tables=np.ones_like(page.tables)) for page in received]
-    valid: int = real(self, *rest, whole)
-    return valid
-
-
 FAULTS = {
-    "what a window lacks is taken to be there": (PrefixLookup, "_valid", all_there),
+    "what a window lacks is taken to be there": (lookup, "valid_pages", lambda pages, layout: pages.shape[1]),
     "what came is kept after the start": (Running, "start", keeps_what_came),
     "nothing is filled": (Running, "_transfer", lambda self, row, sequence, match: None),
     "the first page is not counted": (
