@@ -28,13 +28,31 @@ class HeadProducts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LowRankProduct:
+    """Two products with a norm between them.
+
+    Attributes:
+        down: Product with fewer outputs than inputs.
+        norm: Norm of what it makes.
+        up: Product with more outputs than inputs.
+    """
+
+    down: Product
+    norm: RMSNorm
+    up: Product
+
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        return self.up(self.norm(self.down(x, batch)), batch)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LatentAttention:
     """Latent attention of one layer.
 
     Attributes:
         number: Index of the layer in the model.
         shape: Its shape; `heads` are those of the rank.
-        queries: Products that make queries, with a norm between two of them.
+        queries: Product that makes queries.
         latents: Product that makes a token's latent and the part of its key that is rotated.
         latent_norm: Norm of the latent.
         to_latent: Product of each head with the part of a query that is not rotated.
@@ -48,7 +66,7 @@ class LatentAttention:
     number: int
     shape: LatentShape
     heads: int
-    queries: Sequence[Product | RMSNorm]
+    queries: Product | LowRankProduct
     latents: Product
     latent_norm: RMSNorm
     to_latent: HeadProducts
@@ -61,9 +79,7 @@ class LatentAttention:
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Returns the attention of x [tokens, hidden]. Writes the tokens' latents first."""
         s = self.shape
-        made = x
-        for part in self.queries:
-            made = part(made) if isinstance(part, RMSNorm) else part(made, batch)
+        made = self.queries(x, batch)
         if self.query_scales is not None:
             made = (made * self.query_scales[batch.positions[0]].unsqueeze(1)).to(made.dtype)
         plain, turned = made.view(len(x), self.heads, s.query_dim).split((s.plain, s.rotated), -1)

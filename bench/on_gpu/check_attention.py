@@ -10,7 +10,7 @@ from torch import Tensor
 from bench.on_gpu import truth
 from bench.on_gpu.pages import Book, Slices, picked, poisoned
 from bench.on_gpu.truth import Error, Tolerance
-from cache_manager.layout import KVLayout
+from cache_manager.layout import KVLayout, KVShape, LayerGroup
 from model.gpu.attention_backend import TritonAttention
 
 Lengths = tuple[tuple[int, int], ...]
@@ -33,6 +33,7 @@ class AttentionCase:
         cap: Soft cap of the scores; None has none.
         shared: Tokens at the front that sequences share, with their pages. Sequences with fewer cached tokens do not.
         kv_heads: Number of KV heads.
+        latent: Elements of a key that are its value (latent attention, of one KV head); 0 where values are kept.
         lengths: Lengths of the sequences; () takes the common ones.
     """
 
@@ -45,15 +46,23 @@ class AttentionCase:
     cap: float | None = None
     shared: int = 0
     kv_heads: int = 2
+    latent: int = 0
     lengths: Lengths = ()
 
     @property
     def name(self) -> str:
         parts = [self.dtype, f"group {self.group}", f"heads of {self.head_dim}", f"pages of {self.page_size}"]
+        parts += [f"values of {self.latent} in keys"] if self.latent else []
         parts += [f"KV in {self.kv}"] if self.kv is not None else []
         parts += [f"window {self.window}"] if self.window is not None else []
         parts += [f"{self.shared} tokens shared"] if self.shared else []
         return ", ".join(parts + ([f"soft cap {self.cap:g}"] if self.cap is not None else []))
+
+    @property
+    def layout(self) -> KVLayout:
+        width = 1 if self.kv else getattr(torch, self.dtype).itemsize
+        shape = KVShape(self.kv_heads, self.head_dim, self.latent or self.head_dim, bool(self.latent))
+        return KVLayout((LayerGroup((0,), shape, self.window),), width, self.page_size, 4 if self.kv else 0)
 
     @property
     def allowed(self) -> Tolerance:
@@ -70,6 +79,8 @@ CASES = (
     AttentionCase("float32", 4, 64),
     AttentionCase("bfloat16", 4, 256, cap=30.0),
     AttentionCase("bfloat16", 4, 128, shared=1200, lengths=tuple((1205 + 57 * i, 1) for i in range(12))),
+    AttentionCase("bfloat16", 16, 576, kv_heads=1, latent=512),
+    AttentionCase("bfloat16", 128, 576, kv="fp8", kv_heads=1, latent=512),
     AttentionCase("bfloat16", 4, 128, kv="int8"),
     AttentionCase("bfloat16", 1, 64),
     AttentionCase("bfloat16", 4, 80, 7, window=33),
@@ -108,13 +119,8 @@ class Pool:
         alike = [i for i, (before, _) in enumerate(lengths) if case.shared and before >= case.shared]
         self.book = Book.of([before + now for before, now in lengths], case.page_size, seed)
         self.book = self.book.sharing(alike, case.shared // case.page_size)
-        width = 1 if case.kv else getattr(torch, case.dtype).itemsize
-        windows = () if case.window is None else (case.window,)
-        layout = KVLayout.uniform(
-            ((0,),), case.kv_heads, case.head_dim, width, case.page_size, 4 if case.kv else 0, windows
-        )  # fmt: skip
         self.attention = TritonAttention(
-            layout, self.book.pages, case.kv_heads * case.group, case.kv or case.dtype, device, case.dtype,
+            case.layout, self.book.pages, case.kv_heads * case.group, case.kv or case.dtype, device, case.dtype,
             soft_cap=case.cap,
         )  # fmt: skip
         self.attention.poison(np.arange(self.book.pages, dtype=np.int32))
@@ -130,6 +136,8 @@ class Pool:
         for part in (self.keys, self.values):
             for i in alike:
                 part[i][: case.shared] = part[alike[0]][: case.shared]
+        if case.latent:
+            self.values = [keys[..., : case.latent] for keys in self.keys]
         self.remember([(i, 0, before) for i, (before, _) in enumerate(lengths) if before])
 
     def remember(self, slices: Slices) -> None:
@@ -155,6 +163,7 @@ class Pool:
     def expected(self, sequence: int) -> Tensor:
         before, case = self.lengths[sequence][0], self.case
         keys, values = (truth.stored(part[sequence], case.kv) for part in (self.keys, self.values))
+        values = keys[..., : case.latent] if case.latent else values  # of a key in 8 bits they have its scale
         return truth.attention(self.queries[sequence][before:], keys, values, before, case.window, case.cap)
 
 
@@ -202,11 +211,11 @@ def wrong_pages(pool: Pool) -> list[str]:
     others = torch.ones(book.pages * case.page_size, dtype=torch.bool, device=content.device)
     others[slots] = False
     dtype = torch.uint8 if case.kv else getattr(torch, case.dtype)
-    kinds = [(dtype, case.head_dim)] * 2 + [(torch.float32, 1)] * (2 if case.kv else 0)
-    expected = [torch.cat(part) for part in (pool.keys, pool.values)]
+    expected = [torch.cat(part) for part in (pool.keys, pool.values)[: 1 if case.latent else 2]]
+    kinds = [(dtype, case.head_dim)] * len(expected) + [(torch.float32, 1)] * (len(expected) if case.kv else 0)
     if case.kv:
-        (keys, key_scales), (values, value_scales) = (truth.eight_bits(part, case.kv) for part in expected)
-        expected = [keys, values, key_scales, value_scales]
+        stored = [truth.eight_bits(part, case.kv) for part in expected]
+        expected = [part for kept in zip(*stored, strict=True) for part in kept]
     problems, at = [], 0
     for (kind, width), wanted in zip(kinds, expected, strict=True):
         size = case.page_size * case.kv_heads * width * kind.itemsize

@@ -73,13 +73,13 @@ def attention(
     Args:
         queries: [tokens, heads, head_dim], at positions from `start` on.
         keys: [start + tokens, kv_heads, head_dim].
-        values: [start + tokens, kv_heads, head_dim].
+        values: [start + tokens, kv_heads, elements of a value].
         start: Position of the first query.
         window: Tokens that a query sees, its own included; None sees all.
         cap: Soft cap of the scores; None has none.
 
     Returns:
-        float64 of the queries' shape.
+        [tokens, heads, elements of a value] float64.
     """
     tokens, heads, dim = queries.shape
     group = heads // keys.shape[1]
@@ -92,7 +92,7 @@ def attention(
     if window is not None:
         hidden |= to <= at - window
     weights = torch.softmax(scores.masked_fill(hidden.to(queries.device), -torch.inf), -1)
-    return torch.einsum("hgqk,khd->qhgd", weights, values.double()).reshape(queries.shape)
+    return torch.einsum("hgqk,khd->qhgd", weights, values.double()).reshape(tokens, heads, -1)
 
 
 def eight_bits(rows: Tensor, kind: str) -> tuple[Tensor, Tensor]:

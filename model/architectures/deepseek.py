@@ -19,8 +19,8 @@ from model.decoder import Decoder
 from model.errors import CheckpointError
 from model.fields import Fields
 from model.latent import LatentShape, with_mistral_rope
-from model.latent_attention import HeadProducts, LatentAttention
-from model.layers import Product, RMSNorm
+from model.latent_attention import HeadProducts, LatentAttention, LowRankProduct
+from model.layers import Product
 from model.rope import Rope, read_rope
 from model.routing import Routing
 from model.tensors import Tensors
@@ -197,16 +197,15 @@ def load_latent_attention(
     def rows(width: int) -> list[slice]:
         return [slice(first * width, (first + own) * width)]
 
-    queries: list[Product | RMSNorm]
+    queries: Product | LowRankProduct
     if shape.query_rank is None:
-        whole = at.linear("q_proj", config.hidden, heads * shape.query_dim, rows=rows(shape.query_dim))
-        queries = [whole]
+        queries = at.linear("q_proj", config.hidden, heads * shape.query_dim, rows=rows(shape.query_dim))
     else:
-        queries = [
+        queries = LowRankProduct(
             at.linear("q_a_proj", config.hidden, shape.query_rank, bias),
             at.rms_norm("q_a_layernorm", shape.query_rank, NORM_EPS),
             at.linear("q_b_proj", shape.query_rank, heads * shape.query_dim, rows=rows(shape.query_dim)),
-        ]
+        )
     to_latent, from_latent = _expanding(config, shape, at, slice(first, first + own))
     return LatentAttention(
         number,

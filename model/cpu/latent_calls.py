@@ -10,8 +10,7 @@ from model.cpu.kernels.product import KernelLinear, NotCompiled
 from model.cpu.kernels.values import LANES
 from model.cpu.known_parts import kernel_of
 from model.cpu.step_values import Rotations
-from model.latent_attention import HeadProducts, LatentAttention
-from model.layers import RMSNorm
+from model.latent_attention import HeadProducts, LatentAttention, LowRankProduct
 
 
 def latent_calls(a: LatentAttention, attention: CpuAttention, to: CallList, rotations: Rotations, x: Buffer) -> Buffer:
@@ -52,18 +51,16 @@ def latent_calls(a: LatentAttention, attention: CpuAttention, to: CallList, rota
 
 
 def _queries(a: LatentAttention, to: CallList, x: Buffer) -> Buffer:
-    """Writes the products that make queries, and the norm between them."""
-    *first, last = a.queries
-    for part in first:
-        if isinstance(part, RMSNorm):
-            y = to.buffer("normed latents of queries", len(part.weight))
-            to.norm(part, x, y)
-        else:
-            y = to.buffer("latents of queries", kernel_of(part).columns, FLOAT)
-            to.linear(part, x, y)
-        x = y
-    raw = to.buffer("raw queries", kernel_of(last).columns, FLOAT)
-    to.linear(last, x, raw)
+    """Writes the product that makes queries."""
+    product = a.queries
+    if isinstance(product, LowRankProduct):
+        low = to.buffer("latents of queries", kernel_of(product.down).columns, FLOAT)
+        to.linear(product.down, x, low)
+        x = to.buffer("normed latents of queries", len(product.norm.weight))
+        to.norm(product.norm, low, x)
+        product = product.up
+    raw = to.buffer("raw queries", kernel_of(product).columns, FLOAT)
+    to.linear(product, x, raw)
     return raw
 
 

@@ -16,6 +16,9 @@ nothing changes no bit of its sums. `model.gpu.tuning` states the consequences.
 The number of pieces and their places are read from the plan. So a launch recorded in a CUDA graph computes any plan
 that is put in the place of the recorded one.
 
+With latent attention (DeepSeek-V2, 2024) a value is the beginning of its key. A tile of keys is read once then, in two
+parts: what is a value too, and the rest, since the sides of a tile are powers of two.
+
 Keys and values are read through pointers with 16-byte asynchronous copies, not by tensor descriptors: a tile may span
 pages of any size. Softmax is the online form of Milakov and Gimelshein, 2018, with powers of 2. Partial results are as
 in Flash-Decoding, Dao et al., 2023.
@@ -79,6 +82,8 @@ def attend_pieces(
     HEADS_PER_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    REST: tl.constexpr,
+    PADDED_REST: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     KV_FORMAT: tl.constexpr,
     # Sizes of a tile
@@ -98,9 +103,9 @@ def attend_pieces(
 
     Args:
         out: [tokens, heads, HEAD_DIM], any float dtype.
-        queries: [tokens, heads, HEAD_DIM] with these strides, any float dtype.
-        keys: [KV heads, pool_slots, HEAD_DIM] in KV_FORMAT.
-        values: Likewise.
+        queries: [tokens, heads, HEAD_DIM + REST] with these strides, any float dtype.
+        keys: [KV heads, pool_slots, HEAD_DIM + REST] in KV_FORMAT.
+        values: [KV heads, pool_slots, HEAD_DIM] in KV_FORMAT. Not read with REST.
         key_scales: [KV heads, pool_slots] float32. Not read where KV_FORMAT is PLAIN.
         value_scales: Likewise.
         plan: int32. Holds pieces [FIELDS], page tables and lists of tokens.
@@ -117,8 +122,10 @@ def attend_pieces(
         query_head_stride: Elements between two heads of `queries`.
         pool_slots: Slots of the pool.
         HEADS_PER_KV: Query heads of a KV head.
-        HEAD_DIM: Elements of a head.
+        HEAD_DIM: Elements of a value.
         PADDED_DIM: A power of two not below HEAD_DIM.
+        REST: Elements of a key after those that are its value (latent attention); 0 where values are kept too.
+        PADDED_REST: A power of two not below REST, nor 16.
         PAGE_SIZE: Tokens of a page.
         KV_FORMAT: Format of keys and values, see `model.gpu.formats`.
         TILE_TOKENS: Most tokens of a piece; TILE_TOKENS x TILE_HEADS is at least 16.
@@ -137,15 +144,15 @@ def attend_pieces(
             _attend_piece(
                 number, out, queries, keys, values, key_scales, value_scales, plan, header, first_key, end_key,
                 first_part, partial_out, partial_sums, sinks, score_scale, soft_cap, query_stride,
-                query_head_stride, pool_slots, HEADS_PER_KV, HEAD_DIM, PADDED_DIM, PAGE_SIZE, KV_FORMAT, TILE_TOKENS,
-                TILE_HEADS, HEAD_TILES, TILE_KEYS, CAPPED, DIVIDED, SCORE_TYPE, VALUE_TYPE,
+                query_head_stride, pool_slots, HEADS_PER_KV, HEAD_DIM, PADDED_DIM, REST, PADDED_REST, PAGE_SIZE,
+                KV_FORMAT, TILE_TOKENS, TILE_HEADS, HEAD_TILES, TILE_KEYS, CAPPED, DIVIDED, SCORE_TYPE, VALUE_TYPE,
             )  # fmt: skip
     else:
         _attend_piece(
             tl.program_id(0), out, queries, keys, values, key_scales, value_scales, plan, header, first_key, end_key,
             first_part, partial_out, partial_sums, sinks, score_scale, soft_cap, query_stride, query_head_stride,
-            pool_slots, HEADS_PER_KV, HEAD_DIM, PADDED_DIM, PAGE_SIZE, KV_FORMAT, TILE_TOKENS, TILE_HEADS, HEAD_TILES,
-            TILE_KEYS, CAPPED, DIVIDED, SCORE_TYPE, VALUE_TYPE,
+            pool_slots, HEADS_PER_KV, HEAD_DIM, PADDED_DIM, REST, PADDED_REST, PAGE_SIZE, KV_FORMAT, TILE_TOKENS,
+            TILE_HEADS, HEAD_TILES, TILE_KEYS, CAPPED, DIVIDED, SCORE_TYPE, VALUE_TYPE,
         )  # fmt: skip
 
 
@@ -153,10 +160,10 @@ def attend_pieces(
 def _attend_piece(
     number, out, queries, keys, values, key_scales, value_scales, plan, header, first_key, end_key, first_part,
     partial_out, partial_sums, sinks, score_scale, soft_cap, query_stride, query_head_stride, pool_slots,
-    HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    KV_FORMAT: tl.constexpr, TILE_TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, HEAD_TILES: tl.constexpr,
-    TILE_KEYS: tl.constexpr, CAPPED: tl.constexpr, DIVIDED: tl.constexpr, SCORE_TYPE: tl.constexpr,
-    VALUE_TYPE: tl.constexpr,
+    HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, REST: tl.constexpr,
+    PADDED_REST: tl.constexpr, PAGE_SIZE: tl.constexpr, KV_FORMAT: tl.constexpr, TILE_TOKENS: tl.constexpr,
+    TILE_HEADS: tl.constexpr, HEAD_TILES: tl.constexpr, TILE_KEYS: tl.constexpr, CAPPED: tl.constexpr,
+    DIVIDED: tl.constexpr, SCORE_TYPE: tl.constexpr, VALUE_TYPE: tl.constexpr,
 ):  # fmt: skip
     """Computes the piece of index `number`, see `attend_pieces`."""
     piece = plan + tl.load(plan + header + 1) + number * FIELDS
@@ -180,6 +187,11 @@ def _attend_piece(
     query_at = token.to(tl.int64) * query_stride + head_of * query_head_stride
     query = tl.load(queries + query_at[:, None] + dims[None, :], mask=there[:, None] & inside[None, :], other=0.0)
     query = query.to(SCORE_TYPE)
+    if REST:
+        rest = tl.arange(0, PADDED_REST)
+        in_rest = rest < REST
+        rest_at = queries + query_at[:, None] + HEAD_DIM + rest[None, :]
+        query_rest = tl.load(rest_at, mask=there[:, None] & in_rest[None, :], other=0.0).to(SCORE_TYPE)
 
     top = tl.full((TILE_TOKENS * TILE_HEADS,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_TOKENS * TILE_HEADS,), tl.float32)
@@ -190,10 +202,15 @@ def _attend_piece(
         known = (where >= begin) & (where < end)
         page = tl.load(table + where // PAGE_SIZE, mask=known, other=0)
         slot = head_slots + page.to(tl.int64) * PAGE_SIZE + where % PAGE_SIZE
-        spot = slot[:, None] * HEAD_DIM + dims[None, :]
         known_elements = known[:, None] & inside[None, :]
-        key = decoded(tl.load(keys + spot, mask=known_elements, other=0), KV_FORMAT, SCORE_TYPE)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * score_scale
+        stored = tl.load(keys + slot[:, None] * (HEAD_DIM + REST) + dims[None, :], mask=known_elements, other=0)
+        scores = tl.dot(query, tl.trans(decoded(stored, KV_FORMAT, SCORE_TYPE)), input_precision="ieee")
+        if REST:
+            spot = slot[:, None] * (HEAD_DIM + REST) + HEAD_DIM + rest[None, :]
+            key_rest = tl.load(keys + spot, mask=known[:, None] & in_rest[None, :], other=0)
+            key_rest = decoded(key_rest, KV_FORMAT, SCORE_TYPE)
+            scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
+        scores *= score_scale
         if KV_FORMAT != PLAIN:
             scores *= tl.load(key_scales + slot, mask=known, other=0.0)[None, :]
         if CAPPED:
@@ -205,7 +222,9 @@ def _attend_piece(
         weights = tl.exp2(scores - finite[:, None])
         faded = tl.exp2(top - finite)
         total = total * faded + tl.sum(weights, 1)
-        value = decoded(tl.load(values + spot, mask=known_elements, other=0), KV_FORMAT, VALUE_TYPE)
+        if not REST:
+            stored = tl.load(values + slot[:, None] * HEAD_DIM + dims[None, :], mask=known_elements, other=0)
+        value = decoded(stored, KV_FORMAT, VALUE_TYPE)
         if KV_FORMAT != PLAIN:
             weights *= tl.load(value_scales + slot, mask=known, other=0.0)[None, :]
         mixed = tl.dot(weights.to(VALUE_TYPE), value, mixed * faded[:, None], input_precision="ieee")
@@ -247,7 +266,7 @@ def join_parts(
         partial_sums: See `attend_pieces`.
         sinks: See `attend_pieces`.
         joins: [joins, JOIN_FIELDS] int32.
-        HEAD_DIM: Elements of a head.
+        HEAD_DIM: Elements of a value.
         PADDED_DIM: A power of two not below HEAD_DIM.
         PARTS_AT_ONCE: Partial results that are joined at once.
     """

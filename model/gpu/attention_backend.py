@@ -1,8 +1,9 @@
 """Paged attention by Triton's kernels, on a GPU.
 
-The pool is `KVPool`'s, K and V of a layer as [kv_heads, slots, head_dim]. A program reads the tokens of one head, which
-are neighbours within a page: 4 KiB for 16 tokens of 128 elements in 16 bits. A layout with all heads of a page in one
-run would only help copies of pages. This way page size, canonical form, scales and poison are those of the reference.
+The pool is `KVPool`'s, K and V of a layer as [kv_heads, slots, head_dim], or K alone (latent attention). A program
+reads the tokens of one head, which are neighbours within a page: 4 KiB for 16 tokens of 128 elements in 16 bits. A
+layout with all heads of a page in one run would only help copies of pages. This way page size, canonical form, scales
+and poison are those of the reference.
 """
 
 import math
@@ -28,6 +29,8 @@ from model.gpu.tuning import tuning_for
 
 LOG2E = math.log2(math.e)
 MOST_DIM = 256
+MOST_VALUE_DIM, MOST_REST = 512, 256
+"""Latent attention: elements of a value, and of a key after them."""
 MOST_TILE_HEADS = 16  # most query heads of a KV head in a tile; where more share one, several programs read it
 PARTS_AT_ONCE = 16  # partial results that are joined at once
 COMPUTE = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
@@ -40,8 +43,16 @@ WAVES = 4
 def why_not(layout: KVLayout) -> str | None:
     """Returns why the kernels cannot read such pages, None if they can."""
     kv = layout.groups[0].shape
-    if not layout.same_shapes or kv.key_dim != kv.value_dim:
+    if not layout.same_shapes or (kv.key_dim != kv.value_dim and not kv.latent):
         return "its layers, or keys and values, differ in shape"
+    if kv.latent:
+        rest = kv.key_dim - kv.value_dim
+        if kv.value_dim % 16 or rest % 16 or kv.value_dim > MOST_VALUE_DIM or rest > MOST_REST:
+            return (
+                f"a latent has {kv.value_dim} elements and {rest} rotated ones, no multiples of 16 up to "
+                f"{MOST_VALUE_DIM} and {MOST_REST}"
+            )
+        return None
     if kv.key_dim % 16 or kv.key_dim > MOST_DIM:
         return f"a head has {kv.key_dim} elements, no multiple of 16 up to {MOST_DIM}"
     return None
@@ -75,12 +86,13 @@ class TritonAttention:
             dtype: Type of the KV, as in `KVPool`.
             device: Device of the pool.
             compute: Type that products are taken in, that of the weights. Sums are float32.
-            scale: Factor of scores. None: 1 / sqrt(head_dim).
+            scale: Factor of scores. None: 1 / sqrt(elements of a key).
             soft_cap: Bound of scores, by tanh. None for none.
         """
         self._layout, self._heads, self._device = layout, heads, device
         kv = layout.groups[0].shape
-        self._kv_heads, self._head_dim = kv.heads, kv.key_dim
+        self._kv_heads, self._head_dim, self._key_dim = kv.heads, kv.value_dim, kv.key_dim
+        self._latent, self._rest = kv.latent, kv.key_dim - kv.value_dim
         self._heads_per_kv = heads // kv.heads
         self._tile_heads = min(_power_of_two(self._heads_per_kv), MOST_TILE_HEADS)
         self._head_tiles = -(-self._heads_per_kv // self._tile_heads)
@@ -96,7 +108,7 @@ class TritonAttention:
         self._score_type, self._dtype = COMPUTE[compute], getattr(torch, compute)
         # Multiplied by the scales of values, weights can be too small for float16.
         self._value_type = tl.bfloat16 if elements == "eight" else self._score_type
-        scale = scale or self._head_dim**-0.5
+        scale = scale or self._key_dim**-0.5
         self._capped = soft_cap is not None
         self._most_parts = PARTS_BYTES // (4 * heads * (self._head_dim + 2))
         self._parts = self._new_parts(0)
@@ -192,7 +204,7 @@ class TritonAttention:
     def attend(self, layer: int, queries: Tensor, plan: GpuPlan, sinks: Tensor | None = None) -> Tensor:
         number, place = self._place[layer]
         queries, group = _readable(queries), plan.groups[number]
-        out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        out = torch.empty((*queries.shape[:2], self._head_dim), dtype=queries.dtype, device=queries.device)
         scores = self._no_sinks if sinks is None else sinks * LOG2E
         for part in group.passes:
             parts = *self._parts_for(part.parts), scores
@@ -227,7 +239,7 @@ class TritonAttention:
         few, many = self.tuning.few, self.tuning.many
         none = torch.empty(0, dtype=torch.int32, device=self._device)
         queries, keys = (
-            torch.empty((0, heads, self._head_dim), dtype=self._dtype, device=self._device)
+            torch.empty((0, heads, self._key_dim), dtype=self._dtype, device=self._device)
             for heads in (self._heads, self._kv_heads)
         )
         arguments, options = self._to_write(0, keys, keys, none)
@@ -253,8 +265,8 @@ class TritonAttention:
             self._slots,
         )  # fmt: skip
         return arguments, {
-            "HEADS": self._kv_heads, "PADDED_HEADS": _power_of_two(self._kv_heads), "HEAD_DIM": self._head_dim,
-            "PADDED_DIM": self._padded_dim, "KV_FORMAT": self._format,
+            "HEADS": self._kv_heads, "PADDED_HEADS": _power_of_two(self._kv_heads), "HEAD_DIM": self._key_dim,
+            "PADDED_DIM": _power_of_two(self._key_dim), "KV_FORMAT": self._format, "KEYS_ALONE": self._latent,
         }  # fmt: skip
 
     def _to_attend(
@@ -268,6 +280,7 @@ class TritonAttention:
         )  # fmt: skip
         return arguments, {
             "HEADS_PER_KV": self._heads_per_kv, "HEAD_DIM": self._head_dim, "PADDED_DIM": self._padded_dim,
+            "REST": self._rest, "PADDED_REST": max(16, _power_of_two(self._rest)),
             "PAGE_SIZE": layout.page_size, "KV_FORMAT": self._format,
             "TILE_TOKENS": sizes.tokens(self._tile_heads), "TILE_HEADS": self._tile_heads,
             "HEAD_TILES": self._head_tiles, "TILE_KEYS": sizes.tile,
@@ -286,10 +299,11 @@ class TritonAttention:
     def _read(self, place: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Returns elements and scales of K and V.
 
-        Without scales the elements stand for them: kernels do not read them then.
+        Without scales the elements stand for them: kernels do not read them then. K stands for a V that is in it.
         """
         elements = self.pool.elements(place)
-        return elements, self.pool.scales(place) or elements
+        scales = self.pool.scales(place) or elements
+        return (elements[0], elements[-1]), (scales[0], scales[-1])
 
     # Pages
 

@@ -25,6 +25,7 @@ def write_slots(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     KV_FORMAT: tl.constexpr,
+    KEYS_ALONE: tl.constexpr,
 ):
     """Writes keys and values. Grid: (tokens,).
 
@@ -46,6 +47,7 @@ def write_slots(
         HEAD_DIM: Elements of a head.
         PADDED_DIM: A power of two not below HEAD_DIM.
         KV_FORMAT: Format of the pool, see `model.gpu.formats`.
+        KEYS_ALONE: Whether values are in keys (latent attention), so that nothing is written of them.
     """
     token = tl.program_id(0)
     slot = tl.load(slots + token)
@@ -54,11 +56,12 @@ def write_slots(
         source, key_head_stride, key_store, key_scales, target, store_slots, HEADS, PADDED_HEADS, HEAD_DIM, PADDED_DIM,
         KV_FORMAT,
     )  # fmt: skip
-    source = values + token.to(tl.int64) * value_stride
-    _write(
-        source, value_head_stride, value_store, value_scales, target, store_slots, HEADS, PADDED_HEADS, HEAD_DIM,
-        PADDED_DIM, KV_FORMAT,
-    )  # fmt: skip
+    if not KEYS_ALONE:
+        source = values + token.to(tl.int64) * value_stride
+        _write(
+            source, value_head_stride, value_store, value_scales, target, store_slots, HEADS, PADDED_HEADS, HEAD_DIM,
+            PADDED_DIM, KV_FORMAT,
+        )  # fmt: skip
 
 
 @triton.jit

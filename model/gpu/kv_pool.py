@@ -6,13 +6,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cache_manager.layout import KVLayout
-from model.kv_pool import ALL_ONES, EIGHT_BIT, to_eight_bit
+from model.kv_pool import ALL_ONES, EIGHT_BIT
 
 
 class KVPool:
     """Pages whose layers have KV of one shape, with equally many layers in all groups.
 
-    K and V of a layer are [kv_heads, slots, head_dim]. A slot is page x page_size + offset.
+    K and V of a layer are [kv_heads, slots, head_dim], or K alone where values are in keys (latent attention). A slot
+    is page x page_size + offset.
     """
 
     def __init__(self, layout: KVLayout, pages: int, dtype: str, device: torch.device) -> None:
@@ -31,10 +32,9 @@ class KVPool:
         slots = pages * layout.page_size
         layers, kv = range(len(layout.groups[0].layers)), layout.groups[0].shape
 
-        def zeros(width: int, kind: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        def zeros(width: int, kind: torch.dtype) -> list[tuple[Tensor, ...]]:
             shape = (kv.heads, slots, width)
-            made = [torch.zeros(shape, dtype=kind, device=device) for _ in range(2 * len(layers))]
-            return list(zip(made[::2], made[1::2], strict=True))
+            return [tuple(torch.zeros(shape, dtype=kind, device=device) for _ in kv.kept) for _ in layers]
 
         self._elements = zeros(kv.key_dim, stored)
         self._scales = zeros(1, torch.float32) if self._eight_bit is not None else []
@@ -44,41 +44,13 @@ class KVPool:
         """Dtype of 8-bit elements. None for other elements."""
         return self._eight_bit
 
-    def elements(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Returns K and V of a layer, [kv_heads, slots, head_dim]; uint8 for 8-bit elements."""
+    def elements(self, layer: int) -> tuple[Tensor, ...]:
+        """Returns what is kept of a layer, K and V, each [kv_heads, slots, head_dim]; uint8 for 8-bit elements."""
         return self._elements[layer]
 
-    def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Returns the scales of K and V, [kv_heads, slots, 1] float32. None without 8-bit elements."""
+    def scales(self, layer: int) -> tuple[Tensor, ...] | None:
+        """Returns the scales of what is kept, each [kv_heads, slots, 1] float32. None without 8-bit elements."""
         return self._scales[layer] if self._scales else None
-
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Writes tokens.
-
-        Args:
-            layer: Index of the layer in its group.
-            slots: [tokens] int64.
-            keys: [tokens, kv_heads, head_dim].
-            values: Likewise.
-        """
-        for which, rows in enumerate((keys, values)):
-            rows = rows.transpose(0, 1)
-            if self._eight_bit is not None:
-                rows, scale = to_eight_bit(rows, self._eight_bit)
-                self._scales[layer][which].index_copy_(1, slots, scale)
-            store = self._elements[layer][which]
-            store.index_copy_(1, slots, rows.to(store.dtype))
-
-    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns K and V of some slots, [kv_heads, slots, head_dim] float32."""
-        keys, values = (self._read(layer, which, slots) for which in (0, 1))
-        return keys, values
-
-    def _read(self, layer: int, which: int, slots: Tensor) -> Tensor:
-        rows = self._elements[layer][which].index_select(1, slots)
-        if self._eight_bit is None:
-            return rows.float()
-        return rows.view(self._eight_bit).float().mul_(self._scales[layer][which].index_select(1, slots))
 
     def copy(self, pages: NDArray[np.int32]) -> None:
         """Copies pages in all layers.
@@ -94,7 +66,7 @@ class KVPool:
     def export(self, pages: NDArray[np.int32]) -> Tensor:
         """Returns pages in canonical form, [pages, page_bytes] uint8.
 
-        For each layer K and V as [tokens, kv_heads, head_dim], then their scales likewise with 8-bit elements.
+        For each layer what is kept as [tokens, kv_heads, head_dim], then the scales likewise with 8-bit elements.
         """
         slots, n = self._slots(pages), len(pages)
         parts = [

@@ -27,6 +27,8 @@ CASES = [
     AttentionCase("float32", 4, 32, kv="int8"),
     AttentionCase("float32", 1, 80, 7, kv="fp8", window=20),
     AttentionCase("float16", 8, 32, window=20, cap=5.0),
+    AttentionCase("float32", 3, 48, 7, kv_heads=1, latent=32),
+    AttentionCase("float32", 3, 48, kv="int8", kv_heads=1, latent=32),
 ]
 
 

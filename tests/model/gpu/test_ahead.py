@@ -40,7 +40,7 @@ FLOATS = {"float32": ("*fp32", tl.float32), "half": ("*bf16", tl.bfloat16), "eig
 
 def attention(
     capability: int, elements: str, dim: int, sizes: TileSizes, divided: bool, looped: bool, group: int = 4,
-    capped: bool = False, page: int = 16, fp8: bool = True,
+    capped: bool = False, page: int = 16, fp8: bool = True, rest: int = 0,
 ) -> Compiled:  # fmt: skip
     floats, compute = FLOATS[elements]
     pages, format_ = floats, formats.PLAIN.value
@@ -58,7 +58,8 @@ def attention(
     tile_heads = min(16, 1 << (group - 1).bit_length())
     constants = {
         "HEADS_PER_KV": group, "HEAD_DIM": dim, "PADDED_DIM": 1 << (dim - 1).bit_length(), "PAGE_SIZE": page,
-        "KV_FORMAT": format_, "TILE_TOKENS": sizes.tokens(tile_heads), "TILE_HEADS": tile_heads,
+        "REST": rest, "PADDED_REST": max(16, 1 << (rest - 1).bit_length()), "KV_FORMAT": format_,
+        "TILE_TOKENS": sizes.tokens(tile_heads), "TILE_HEADS": tile_heads,
         "HEAD_TILES": -(-group // tile_heads), "TILE_KEYS": sizes.tile, "CAPPED": capped, "DIVIDED": divided,
         "LOOPED": looped, "SCORE_TYPE": compute, "VALUE_TYPE": compute,
     }  # fmt: skip
@@ -118,8 +119,22 @@ def test_attention_over_int8(capability: int) -> None:
         )
 
 
+@pytest.mark.parametrize("capability", [*CAPABILITIES, 89])
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("elements", ELEMENTS)
+def test_latent_attention(capability: int, heads: int, elements: str) -> None:
+    """DeepSeek's: 512 elements of a latent, and 64 rotated ones."""
+    tuning = tuning_for("an unknown device", divmod(capability, 10), 512, elements)
+    few, many, shared = tuning.few, tuning.many, tuning.shared
+    for sizes, divided, looped in (
+        (few, True, True), (many, False, False), (many, True, False), (shared, True, True)
+    ):  # fmt: skip
+        made = attention(capability, elements, 512, sizes, divided, looped, heads, rest=64)
+        check_attention(made, capability, elements, sizes)
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("dim", [64, 256])
+@pytest.mark.parametrize("dim", [64, 256, 512])
 def test_joining_parts(capability: int, dim: int) -> None:
     types = {"out": "*bf16", "partial_out": "*fp32", "partial_sums": "*fp32", "sinks": "*fp32", "joins": "*i32"}
     made = compile_for(capability, join_parts, types, {"HEAD_DIM": dim, "PADDED_DIM": dim, "PARTS_AT_ONCE": 16})
@@ -129,10 +144,11 @@ def test_joining_parts(capability: int, dim: int) -> None:
 
 @pytest.mark.parametrize(
     ("capability", "heads", "dim"),
-    [(80, 8, 128), (90, 8, 128), (100, 8, 128), (90, 32, 128), (90, 71, 64), (90, 2, 256)],
+    [(80, 8, 128), (90, 8, 128), (100, 8, 128), (90, 32, 128), (90, 71, 64), (90, 2, 256), (80, 1, 576), (90, 1, 576)],
 )
 @pytest.mark.parametrize("format_", [formats.PLAIN, formats.INT8, formats.FP8])
 def test_writing_pages(capability: int, heads: int, dim: int, format_: Any) -> None:
+    """The last ones are latents."""
     pages = "*bf16" if format_ == formats.PLAIN else "*u8"
     types = {
         "keys": "*bf16", "values": "*bf16", "key_store": pages, "value_store": pages, "key_scales": "*fp32",
@@ -140,8 +156,8 @@ def test_writing_pages(capability: int, heads: int, dim: int, format_: Any) -> N
         "value_head_stride": "i32", "store_slots": "i32",
     }  # fmt: skip
     constants = {
-        "HEADS": heads, "PADDED_HEADS": 1 << (heads - 1).bit_length(), "HEAD_DIM": dim, "PADDED_DIM": dim,
-        "KV_FORMAT": format_.value,
+        "HEADS": heads, "PADDED_HEADS": 1 << (heads - 1).bit_length(), "HEAD_DIM": dim,
+        "PADDED_DIM": 1 << (dim - 1).bit_length(), "KV_FORMAT": format_.value, "KEYS_ALONE": dim == 576,
     }  # fmt: skip
     aligned = ("key_stride", "key_head_stride", "value_stride", "value_head_stride")
     made = compile_for(capability, write_slots, types, constants, aligned)

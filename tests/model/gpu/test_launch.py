@@ -3,6 +3,7 @@ are not compiled again because a batch has another shape.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,9 +89,11 @@ class DryPool(Pool):
         return TritonAttention(layout, pages, self.heads, self.kv, CPU, DTYPE)
 
 
-@pytest.mark.parametrize("page_size", [16, 7])
-def test_attention_is_compiled_once_for_each_kind(compiled: Callable[[Any], int], page_size: int) -> None:
-    pool = DryPool(Case(((700, 1), (3, 700), (600, 40), (0, 2)), 4, head_dim=64, page_size=page_size, dtype=DTYPE))
+@pytest.mark.parametrize(("page_size", "latent"), [(16, 0), (7, 0), (16, 512)])
+def test_attention_is_compiled_once_for_each_kind(compiled: Callable[[Any], int], page_size: int, latent: int) -> None:
+    lengths = ((700, 1), (3, 700), (600, 40), (0, 2))
+    case = Case(lengths, 4, head_dim=64 + latent, page_size=page_size, dtype=DTYPE, latent=latent)
+    pool = DryPool(replace(case, kv_heads=1) if latent else case)
     pool.attention.prepare()
     ready = [compiled(kernel) for kernel in (write_slots, join_parts, attend_pieces)]
     assert ready == [1, 1, 4], "few, some, many, shared"

@@ -85,6 +85,9 @@ CASES = [
     Case(RAGGED[3:6], group=20, head_dim=48, kv_heads=1, dtype="bfloat16"),
     Case(((0, 45), (50, 20)), group=4, head_dim=32, kv_heads=1),
     Case(RAGGED, group=2, head_dim=16, windows=(None, 20), sinks=True),
+    Case(RAGGED, group=3, kv_heads=1, head_dim=48, latent=32),
+    Case(RAGGED[2:], group=20, kv_heads=1, head_dim=48, page_size=7, dtype="float16", latent=16),
+    Case(RAGGED[3:6], group=5, kv_heads=1, head_dim=80, latent=48, windows=(None, 20)),
 ]
 
 
@@ -133,6 +136,7 @@ SHARING = [
         ((70, 1), (90, 1), (66, 1), (69, 1), (100, 1)), group=8, head_dim=16, page_size=7, dtype="float16", sinks=True
     ),
     Case(((70, 1), (90, 1), (66, 1), (71, 1)), group=1, head_dim=16, page_size=7, windows=(None, 20)),
+    Case(((70, 1), (90, 1), (66, 1), (71, 1)), group=4, kv_heads=1, head_dim=48, page_size=7, latent=32),
 ]
 
 
@@ -177,12 +181,12 @@ def fixed_step(pool: TritonPool, now: Slices, layer: int) -> list[Tensor]:
     plan = pool.attention.plan(pool.shape(now))
     more = plan.rows - len(now)
 
-    def filled(tensors: list[Tensor], heads: int) -> Tensor:
-        nothing = torch.full((more, heads, pool.case.head_dim), torch.nan, dtype=pool.dtype, device=DEVICE)
+    def filled(tensors: list[Tensor]) -> Tensor:
+        nothing = torch.full((more, *tensors[0].shape[1:]), torch.nan, dtype=pool.dtype, device=DEVICE)
         return torch.cat((pool.packed(tensors, now), nothing))
 
-    pool.attention.write(layer, filled(pool.keys, pool.case.kv_heads), filled(pool.values, pool.case.kv_heads), plan)
-    return list(pool.attention.attend(layer, filled(pool.queries, pool.heads), plan, pool.sinks)[: len(now)].split(1))
+    pool.attention.write(layer, filled(pool.keys), filled(pool.values), plan)
+    return list(pool.attention.attend(layer, filled(pool.queries), plan, pool.sinks)[: len(now)].split(1))
 
 
 @pytest.mark.parametrize("cap", [0.5, 30.0])
@@ -194,9 +198,11 @@ def test_soft_cap(cap: float) -> None:
         torch.testing.assert_close(output, other, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("latent", [0, 32])
 @pytest.mark.parametrize(("kv", "page_size"), [("int8", 16), ("fp8", 5), ("float16", 5)])
-def test_pages_in_another_dtype(kv: str, page_size: int) -> None:
-    pool = TritonPool(Case(((40, 1), (0, 17), (20, 3)), group=2, head_dim=48, page_size=page_size), kv)
+def test_pages_in_another_dtype(kv: str, page_size: int, latent: int) -> None:
+    case = Case(((40, 1), (0, 17), (20, 3)), group=2, kv_heads=1, head_dim=48, page_size=page_size, latent=latent)
+    pool = TritonPool(case if latent else replace(case, kv_heads=2), kv)
     now = [(0, 40, 1), (1, 0, 17), (2, 20, 3)]
     pool.remember([(0, 0, 40), (2, 0, 20)])
     for output, other in zip(pool.step(now), pool.as_reference(now), strict=True):
@@ -305,16 +311,19 @@ def test_every_eight_bit_number_and_what_is_between_two_is_stored_as_the_referen
     assert torch.equal(exported(one, pages), exported(other, pages))
     for attention in (one, other):
         attention.write(0, keys, broken.to(DEVICE), attention.plan(shape))
-    where = torch.from_numpy(slots[0]).to(DEVICE)
-    found, expected = one.pool.read(0, where)[1], other.pool.read(0, other.pool.places(0, slots[0]))[1]
+    moved = ReferenceAttention(layout, 2, 2, kv, DEVICE)
+    imported(moved, pages, exported(one, pages))
+    found, expected = (pool.read(0, pool.places(0, slots[0]))[1] for pool in (moved.pool, other.pool))
     finite = expected.isfinite().all(-1)
     assert torch.equal(found.isfinite().all(-1), finite)
     assert torch.equal(found[finite], expected[finite])
     assert finite.tolist() == [[False, False, True], [False, True, False]]
 
 
-def test_pages_move_between_back_ends() -> None:
-    layout = KVLayout.uniform(((0, 1),), 2, 16, 4, 7)
+@pytest.mark.parametrize("latent", [0, 32])
+def test_pages_move_between_back_ends(latent: int) -> None:
+    case = Case((), 4, kv_heads=1 if latent else 2, head_dim=48, page_size=7, latent=latent)
+    layout = case.layout
     one = TritonAttention(layout, 5, 4, "float32", DEVICE, "float32")
     other = ReferenceAttention(layout, 5, 4, "float32", DEVICE)
     slots = np.random.default_rng(0).permutation(35)
@@ -323,7 +332,8 @@ def test_pages_move_between_back_ends() -> None:
     )
     plan = one.plan(shape)
     for layer in range(2):
-        one.write(layer, *torch.randn((2, 35, 2, 16), device=DEVICE), plan)
+        keys, values = torch.randn((2, 35, case.kv_heads, 48), device=DEVICE)
+        one.write(layer, keys, keys[..., :latent] if latent else values, plan)
     pages = np.array([3, 1], np.int32)
     content = exported(one, pages)
     imported(other, [0, 2], content)
