@@ -15,6 +15,7 @@ from model.families import family_of, rotated_layers
 from model.fields import Fields
 from model.forward import Layer
 from model.layers import Activation, read_activation
+from model.parallel.norms import TogetherOnRanks
 from model.rope import Rope, read_rope
 from model.tensors import Tensors, in_halves
 
@@ -139,20 +140,17 @@ def rms_norm_of_heads(config: ModelConfig) -> HeadNorm:
 
 
 def rms_norm_of_all_heads(config: ModelConfig, tensors: Tensors) -> HeadNorm:
-    """Returns what makes norms over all heads of a token as one vector.
-
-    Raises:
-        ValueError: Ranks have some of the heads each.
-    """
-    if tensors.shard.size > 1:
-        raise ValueError(
-            f"--tensor-parallel is {tensors.shard.size}: {config.architecture} normalises all heads of a token "
-            "together, which no rank has; it runs with 1"
-        )
+    """Returns what makes norms over all heads of a token as one vector."""
+    shard, collective = tensors.shard, tensors.ranks.collective
 
     def norm(at: Tensors, name: str) -> Norm:
-        heads = config.heads if name.endswith("q_norm") else config.kv_heads
-        return Together(at.rms_norm(name, heads * config.head_dim, norm_eps(config)))
+        queries = name.endswith("q_norm")
+        heads = config.heads if queries else config.kv_heads
+        made = at.rms_norm(name, heads * config.head_dim, norm_eps(config))
+        if collective is None:
+            return Together(made)
+        mine = shard.queries(config) if queries else shard.keys(config)
+        return TogetherOnRanks(replace(made, weight=made.weight[mine]), collective)
 
     return norm
 

@@ -290,7 +290,7 @@ class CpuAttention:
             return
         both = torch.cat((keys, values), 1).flatten(1).float()
         arguments = (self.rows, slots, slots, both, both.stride(0) * 4, 0, pool, 0, h.kv_heads, h.kv_heads, h.dim)
-        nothing = (0,) * 11  # neither rotated nor normalised
+        nothing = (0,) * 13  # neither rotated nor normalised
         call = Call(self.heads_name(None), self.heads_writer(None), (*arguments, *nothing))
         self._run(plan, [call])
 

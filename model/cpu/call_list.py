@@ -66,22 +66,25 @@ class CallList:
         activation: str | None = None,
     ) -> None:
         if isinstance(product, Summed):
-            self.summed(y, add, lambda part: self.linear(product.part, x, part, rows, activation=activation))
+            self.summed(
+                y, self.hidden, add, lambda part: self.linear(product.part, x, part, rows, activation=activation)
+            )
             return
         self.calls += kernel_of(product).calls(self.cells.at(rows), x, y, self.buffer, add, activation)
 
-    def summed(self, y: Buffer, add: bool, made: Callable[[Buffer], None]) -> None:
+    def summed(self, y: Buffer, width: int, add: bool, made: Callable[[Buffer], None]) -> None:
         """Writes a part that is divided among ranks, and the sum of all ranks' parts.
 
         Args:
             y: Buffer of the sum.
+            width: Columns, a multiple of 16.
             add: Whether the sum is added to y.
-            made: Writes this rank's part into a buffer as wide as the stream.
+            made: Writes this rank's part into a buffer of this width.
         """
         if self._rounds is None:
             raise NotCompiled("a part of it is divided among ranks, its output layer is not")
-        made(self._rounds.to_sum(self._tokens, self.hidden))
-        self.calls.append(self._rounds.summed(self.cells.at("rows"), y, self.hidden, add))
+        made(self._rounds.to_sum(self._tokens, width))
+        self.calls.append(self._rounds.summed(self.cells.at("rows"), y, width, add))
 
     def norm(
         self, norm: object, x: Buffer, y: Buffer, rows: str = "rows", add: bool = False, chosen: bool = False

@@ -27,12 +27,13 @@ class CutRounds:
 
     def __init__(self, collective: Collective) -> None:
         self._collective, self._first = collective, collective.shard.rank == 0
-        self._part: Buffer | None = None
+        self._parts: dict[int, Buffer] = {}  # by width
         self._last = Buffer.of(0, 0, FLOAT)
 
     def to_sum(self, rows: int, width: int) -> Buffer:
-        self._part = self._part or Buffer.of(rows, width, FLOAT)
-        return self._part
+        if width not in self._parts:
+            self._parts[width] = Buffer.of(rows, width, FLOAT)
+        return self._parts[width]
 
     def summed(self, rows: int, y: Buffer, width: int, add: bool) -> HostCall:
         part = self.to_sum(len(y.tensor), width)

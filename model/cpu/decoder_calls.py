@@ -309,7 +309,7 @@ class DecoderCalls:
                     self._add_gated(mlp.shared, mlp.gate, x, y)
                 return
             case Summed():
-                self._to.summed(y, add, lambda part: self._mlp(mlp.part, x, part, add=False))
+                self._to.summed(y, self._hidden, add, lambda part: self._mlp(mlp.part, x, part, add=False))
                 return
             case _:
                 raise NotCompiled(f"there are no kernels for {type(mlp).__name__}")

@@ -6,13 +6,17 @@ from model.cpu.call_list import CallList
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.delta import write_attention_gates
 from model.cpu.kernels.element import FLOAT
+from model.cpu.kernels.heads import write_head_squares
 from model.cpu.kernels.product import NotCompiled
+from model.cpu.kernels.program import Argument
+from model.cpu.kernels.values import LANES
 from model.cpu.known_parts import kernel_of
 from model.cpu.latent_calls import latent_calls
 from model.cpu.norm_arguments import head_norms
 from model.cpu.recurrence import RecurrenceCalls
 from model.cpu.step_values import Rotations
 from model.latent_attention import LatentAttention
+from model.parallel.norms import TogetherOnRanks
 
 
 class MixerCalls:
@@ -50,6 +54,7 @@ class MixerCalls:
         queries, mixed = (self._to.buffer(name, h.heads * h.dim, h.element) for name in ("queries", "mixed"))
         self._to.linear(a.qkv, x, qkv)
         norm, *norms = head_norms(a)
+        variances = self._variances(a, qkv, h.heads, h.dim)
         turns, pairs, apart, cosines, sines = self._rotations.of(a.rope)
         scaled = a.query_scales is not None
         if scaled and turns != "positions":
@@ -59,7 +64,7 @@ class MixerCalls:
             self._attention.heads_writer(norm, scaled),
             cells.at("rows"), self._attention.slots(a.number), cells.at(turns), qkv.tensor, qkv.stride, queries.tensor,
             self._attention.pool_of(a.number), h.heads, a.kv_heads, first_value, h.dim, pairs, apart,
-            cosines, sines, *norms, a.query_scales if a.query_scales is not None else 0,
+            cosines, sines, *norms, a.query_scales if a.query_scales is not None else 0, *variances,
         )  # fmt: skip
         self._to.calls += self._attention.calls(a.number, queries.tensor, mixed.tensor, a.sinks)
         if a.gates is not None:
@@ -70,3 +75,22 @@ class MixerCalls:
                 cells.at("rows"), gates.tensor, gates.stride, mixed.tensor, mixed.stride, width,
             )  # fmt: skip
         self._to.linear(a.output, mixed, y, add=add)
+
+    def _variances(self, a: SelfAttention, qkv: Buffer, heads: int, dim: int) -> tuple[Argument, Argument]:
+        """Writes the mean squares over the heads of all ranks, where these are normalised together.
+
+        Returns:
+            Buffer and stride, as `write_heads` has them.
+        """
+        if not isinstance(a.query_norm, TogetherOnRanks) or not isinstance(a.key_norm, TogetherOnRanks):
+            return 0, 0
+        made, shares = self._to.buffer("mean squares", LANES, FLOAT), (a.query_norm.share, a.key_norm.share)
+
+        def squares(part: Buffer) -> None:
+            self._to.call(
+                "head_squares", write_head_squares(), self._to.cells.at("rows"), qkv.tensor, qkv.stride, heads * dim,
+                a.kv_heads * dim, part.tensor, part.stride, *shares,
+            )  # fmt: skip
+
+        self._to.summed(made, LANES, False, squares)
+        return made.tensor, made.stride

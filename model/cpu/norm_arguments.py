@@ -6,6 +6,7 @@ from model.cpu.kernels.product import NotCompiled
 from model.cpu.kernels.program import Argument
 from model.cpu.kernels.rows import Norm
 from model.layers import LayerNorm, RMSNorm
+from model.parallel.norms import TogetherOnRanks
 
 
 def kind_of(norm: RMSNorm | LayerNorm) -> Norm:
@@ -26,16 +27,16 @@ def head_norms(a: SelfAttention) -> tuple[HeadNorm | None, float, Argument, Argu
     if isinstance(queries, OwnNorms) and isinstance(keys, OwnNorms) and not a.rotated_first:
         own = HeadNorm(Norm(centred=True), own=True)
         return own, queries.eps, queries.weight.float(), keys.weight.float(), 0, 0, 0
-    together = isinstance(queries, Together)
-    alike = together == isinstance(keys, Together)
-    queries, keys = (norm.norm if isinstance(norm, Together) else norm for norm in (queries, keys))
+    together, ranks = isinstance(queries, Together | TogetherOnRanks), isinstance(queries, TogetherOnRanks)
+    alike = type(queries) is type(keys)
+    queries, keys = (norm.norm if isinstance(norm, Together | TogetherOnRanks) else norm for norm in (queries, keys))
     if not isinstance(queries, RMSNorm | LayerNorm) or type(queries) is not type(keys) or queries.eps != keys.eps:
         raise NotCompiled("there is no kernel for its norms of queries and keys")
     if not alike or kind_of(queries) != kind_of(keys):
         raise NotCompiled("its norms of queries and of keys are not alike")
     if together and a.rotated_first:
         raise NotCompiled("its norms over all queries and keys come after the rotation")
-    kind = HeadNorm(kind_of(queries), together, after=a.rotated_first)
+    kind = HeadNorm(kind_of(queries), together, after=a.rotated_first, ranks=ranks)
     return kind, queries.eps, queries.weight.float(), keys.weight.float(), 0, bias_of(queries), bias_of(keys)
 
 

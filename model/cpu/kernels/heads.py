@@ -22,6 +22,8 @@ class HeadNorm:
         own: Whether each head has weights of its own. They are of all heads then.
         after: Whether each head is normalised after its rotation. Not with the other two.
         values: Whether values are normalised too, each head. Only with none of the others.
+        ranks: Whether ranks have some of the heads each that are normalised together. `write_head_squares` is before
+            this kernel then, and a sum over the ranks between them.
     """
 
     norm: Norm
@@ -29,10 +31,12 @@ class HeadNorm:
     own: bool = False
     after: bool = False
     values: bool = False
+    ranks: bool = False
 
     @property
     def name(self) -> str:
         kinds = {"_together": self.together, "_own": self.own, "_after": self.after, "_values": self.values}
+        kinds["_ranks"] = self.ranks
         return self.norm.name + "".join(kind for kind, has in kinds.items() if has)
 
 
@@ -71,12 +75,15 @@ def write_heads(
         query_bias: Bias of the norm of queries, float32.
         key_bias: Bias of the norm of keys, float32.
         scales: [context] float32. Factors of queries; not read unless `scaled`.
+        variances: [tokens, 16] float32. Mean squares of queries and of keys over all ranks; not read unless the norm is
+            of `ranks`.
+        variances_stride: Bytes of a row of variances.
     """
 
     def write(code: Code) -> None:
-        count, slots, places, qkv, stride, queries, pool, heads, kv_heads, first_value, *more = code.arguments(22)
+        count, slots, places, qkv, stride, queries, pool, heads, kv_heads, first_value, *more = code.arguments(24)
         dim, pairs, apart, cosines, sines, _, query_weights, key_weights, value_weights, query_bias, *more = more
-        key_bias, scales = more
+        key_bias, scales, variances, variances_stride = more
         slots, places = code.held(slots), code.held(places)
         token_bytes = dim + SCALE_BYTES if eight_bit else dim * element.size  # bytes of a head's key, or of its value
         part_bytes = token_bytes * BLOCK
@@ -94,11 +101,13 @@ def write_heads(
                 turn(code, heads.before_turn(head), room, dim, pairs, apart, cosines + angle, sines + angle)
                 heads.after_turn(room)
 
-            own_queries = _Normed(code, norm, source, heads, dim, query_weights, query_bias)
-            own_keys = _Normed(code, norm, source + heads * dim * 4, kv_heads, dim, key_weights, key_bias)
+            variance = variances + row * variances_stride
+            own_queries = _Normed(code, norm, source, heads, dim, query_weights, query_bias, variance)
+            keys = source + heads * dim * 4
+            own_keys = _Normed(code, norm, keys, kv_heads, dim, key_weights, key_bias, variance + 4)
             plain = source + first_value * dim * 4
             normed = HeadNorm(norm.norm) if norm is not None and norm.values else None
-            own_values = _Normed(code, normed, plain, kv_heads, dim, value_weights, query_bias)
+            own_values = _Normed(code, normed, plain, kv_heads, dim, value_weights, query_bias, variance)
             with code.loop(0, heads) as head:
                 turned(own_queries, head)
                 if scaled:
@@ -125,19 +134,56 @@ def write_heads(
     return write
 
 
+def write_head_squares() -> Writer:
+    """Writes the kernel that sums the squares of a rank's queries and of its keys.
+
+    Kernel arguments:
+        count: Cell. The number of tokens.
+        qkv: Queries, keys and values, float32.
+        stride: Bytes of a row of qkv.
+        queries: Elements of the rank's queries.
+        keys: Elements of its keys.
+        y: Result, [tokens, 16] float32: the sum of queries, that of keys, and zeros.
+        y_stride: Bytes of a row of y.
+        query_share: Factor of the sum of queries, a float.
+        key_share: Factor of that of keys, a float.
+    """
+
+    def write(code: Code) -> None:
+        count, qkv, stride, queries, keys, y, y_stride = code.arguments(7)
+        with shared_rows(code, count) as row:
+            source, to = qkv + row * stride, y + row * y_stride
+            FLOAT.store(code, code.floats(0.0), to)
+            for number, (first, width) in enumerate(((source, queries), (source + queries * 4, keys))):
+                total = code.variable(code.floats(0.0))
+                with code.loop(0, width, LANES) as i:
+                    value = FLOAT.load(code, first + i * 4)
+                    total.set(code.fma(value, value, total.value))
+                code.store(code.summed(total.value) * code.real(7 + number), to + 4 * number)
+
+    return write
+
+
 class _Normed:
     """Heads of one token, normalised if they have a norm.
 
-    Weights and bias are of one head, or of all heads where these are normalised together or have their own.
+    Weights and bias are of one head, or of all heads where these are normalised together or have their own. `variance`
+    is the address of the mean square over all ranks.
     """
 
     def __init__(
-        self, code: Code, norm: HeadNorm | None, source: Value, heads: Value, dim: Value, weights: Value, bias: Value
-    ) -> None:
+        self, code: Code, norm: HeadNorm | None, source: Value, heads: Value, dim: Value, weights: Value, bias: Value,
+        variance: Value,
+    ) -> None:  # fmt: skip
         self._code, self._norm, self._source, self._dim = code, norm, source, dim
         self._weights, self._bias, self._eps = weights, bias, code.real(EPS)
         self._room = code.room((MOST_DIM + LANES) * 4)
-        self._all = self._at(norm.norm, source, heads * dim) if norm is not None and norm.together else None
+        self._all = None
+        if norm is not None and norm.ranks:
+            root = code.root(code.load(variance, FLOAT32) + self._eps)
+            self._all = Normed(code, norm.norm, weights, bias, None, code.splat(1.0 / root))
+        elif norm is not None and norm.together:
+            self._all = self._at(norm.norm, source, heads * dim)
 
     def _at(self, norm: Norm, source: Value, width: Value) -> Normed:
         return Normed.of(self._code, norm, source, width, self._eps, self._weights, self._bias)

@@ -20,7 +20,7 @@ from model.cpu.kernels.code import Code
 from model.cpu.kernels.eight_bit import EIGHT_BITS
 from model.cpu.kernels.element import BFLOAT
 from model.cpu.kernels.experts import write_experts, write_jobs, write_mixed
-from model.cpu.kernels.heads import HeadNorm, write_heads
+from model.cpu.kernels.heads import HeadNorm, write_head_squares, write_heads
 from model.cpu.kernels.kv import Heads
 from model.cpu.kernels.linear import Epilogue, write_linear
 from model.cpu.kernels.logits import write_draw, write_summary
@@ -172,6 +172,7 @@ def test_no_cpu_needs_a_function_that_is_not_there(cpu: str, monkeypatch: pytest
         "jobs": write_jobs,
         "mixed": write_mixed(add=True),
         "heads": write_heads(BFLOAT, HeadNorm(Norm()), rows=True),
+        "squares of heads": write_head_squares(),
         "int8 heads": write_heads(BFLOAT, None, rows=False, eight_bit=EIGHT_BITS["int8"]),
         "fp8 heads": write_heads(BFLOAT, None, rows=True, eight_bit=EIGHT_BITS["fp8"]),
         "norm": write_norm(Norm(centred=True, bias=True), BFLOAT),

@@ -11,7 +11,7 @@ from model.cpu.attention_backend import CpuAttention, why_not
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.element import BFLOAT, FLOAT, Element
 from model.cpu.kernels.embedding import write_embedding
-from model.cpu.kernels.heads import HeadNorm, write_heads
+from model.cpu.kernels.heads import HeadNorm, write_head_squares, write_heads
 from model.cpu.kernels.program import Call, Machine
 from model.cpu.kernels.rows import Norm, write_norm, write_rounded
 from model.rope import Rope, frequencies, rotate
@@ -94,7 +94,7 @@ def test_chosen_rows_are_rounded(machine: Machine, element: Element) -> None:
 HEAD_NORMS = [
     HeadNorm(Norm()), HeadNorm(Norm(), together=True), HeadNorm(Norm(centred=True, bias=True)),
     HeadNorm(Norm(centred=True), together=True), HeadNorm(Norm(centred=True), own=True),
-    HeadNorm(Norm(), after=True), HeadNorm(Norm(), values=True),
+    HeadNorm(Norm(), after=True), HeadNorm(Norm(), values=True), HeadNorm(Norm(), together=True, ranks=True),
 ]  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def test_heads(
     together = kind is not None and (kind.together or kind.own)
     widths = (heads * dim, kv_heads * dim) if together else (dim, dim)
     weights, biases = ([random(width, seed=seed + i) for i, width in enumerate(widths)] for seed in (1, 3))
-    of_values = random(dim, seed=5)
+    of_values, variances = random(dim, seed=5), Buffer.of(ROWS, 16, FLOAT)
     rope = Rope(frequencies(2 * pairs, 1e4), 64, torch.float32, torch.device("cpu"), apart=apart) if pairs else None
     scales = random(64, seed=6)
     tables = tuple(F.pad(table, (0, 0, 0, 16)) for table in rope.tables) if rope else (0, 0)
@@ -146,10 +146,16 @@ def test_heads(
     arguments = (
         cells[0], cells[1], cells[2], source.tensor, source.stride, queries, attention.pool_of(0), heads, kv_heads,
         first_value, dim, pairs, apart, *tables, eps, *weights, of_values, *biases, scales,
+        variances.tensor, variances.stride,
     )  # fmt: skip
     scaled = page_size == 3
     write = write_heads(element, kind, attention.heads_of(0).rows, scaled=scaled)
-    machine.program([Call(attention.heads_name(kind, scaled), write, arguments)]).run()
+    squares = (
+        cells[0], source.tensor, source.stride, heads * dim, kv_heads * dim, variances.tensor, variances.stride,
+        1.0 / (heads * dim), 1.0 / (kv_heads * dim),
+    )  # fmt: skip
+    calls = [Call("head_squares", write_head_squares(), squares)] if kind is not None and kind.ranks else []
+    machine.program([*calls, Call(attention.heads_name(kind, scaled), write, arguments)]).run()
     q, k, v = qkv.view(ROWS, -1, dim).split((heads, kv_heads, kv_heads), 1)
     v = k if same else v
     if kind is not None and kind.values:
