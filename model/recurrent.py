@@ -11,6 +11,7 @@ from model.fields import Fields
 LINEAR, FULL = "linear_attention", "full_attention"
 FLOAT_BYTES = 4  # of a number in a state: rounding would add up over the tokens
 MOST_TAPS = 16
+MOST_SHARED = 16  # groups that ranks share, whose sums of squares are a vector
 
 
 class RecurrentShape(Protocol):
@@ -107,10 +108,11 @@ class ScanShape:
         return RecurrentLayer(layer, (window, *[self.state_dim * self.head_dim * FLOAT_BYTES] * self.heads))
 
     def of_rank(self, ranks: int) -> "ScanShape | None":
-        """Returns the shape with a rank's groups. A norm is over a whole group, which no two ranks share."""
-        if self.groups % ranks:
-            return None
-        return replace(self, heads=self.heads // ranks, groups=self.groups // ranks)
+        """Returns the shape with a rank's groups, or its heads of one group, which as many ranks share each."""
+        if self.groups % ranks == 0:
+            return replace(self, heads=self.heads // ranks, groups=self.groups // ranks)
+        shared = ranks % self.groups == 0 and self.groups <= MOST_SHARED and self.heads % ranks == 0
+        return replace(self, heads=self.heads // ranks, groups=1) if shared else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from model.delta_net import softplus
 from model.forward import ForwardBatch
 from model.layers import Product, silu
+from model.parallel.norms import SharedGroup
 from model.recurrent import ScanShape
 from model.short_convolution import convolved, states_of
 
@@ -36,19 +37,23 @@ class GatedNorm:
         weight: [values] float32. Weights of the norm, which `GateOrder.GATED` does not read.
         eps: Epsilon of the norm.
         factor: Factor of gates, before their SiLU.
+        shared: The only group, where ranks share it. None where a rank has whole groups.
     """
 
     order: GateOrder
     weight: Tensor
     eps: float
     factor: float = 1.0
+    shared: SharedGroup | None = None
 
     def __call__(self, x: Tensor, gates: Tensor, groups: int) -> Tensor:
         """Maps x [tokens, values] to the same shape; gates likewise. The norm is over each of `groups` parts."""
         opened = silu(gates * self.factor if self.factor != 1.0 else gates)
         if self.order is not GateOrder.NORMED_GATED:
             x = x * opened
-        if self.order is not GateOrder.GATED:
+        if self.order is not GateOrder.GATED and self.shared is not None:
+            x = x * torch.rsqrt(self.shared.mean_square(x) + self.eps) * self.weight
+        elif self.order is not GateOrder.GATED:
             parts = x.view(len(x), groups, -1)
             x = F.rms_norm(parts, parts.shape[-1:], eps=self.eps).flatten(1) * self.weight
         return x * opened if self.order is GateOrder.NORMED_GATED else x

@@ -150,7 +150,7 @@ def rms_norm_of_all_heads(config: ModelConfig, tensors: Tensors) -> HeadNorm:
         if collective is None:
             return Together(made)
         mine = shard.queries(config) if queries else shard.keys(config)
-        return TogetherOnRanks(replace(made, weight=made.weight[mine]), collective)
+        return TogetherOnRanks.of(made, mine, collective)
 
     return norm
 

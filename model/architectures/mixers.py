@@ -7,6 +7,9 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.hybrids import read_step_limits
+from model.parallel.collective import Ranks
+from model.parallel.norms import SharedGroup
+from model.parallel.shard import Shard, moved
 from model.recurrent import ConvolutionShape, ScanShape
 from model.short_convolution import ShortConvolution
 from model.state_space import GatedNorm, GateOrder, StateSpace, StepSizes
@@ -36,9 +39,9 @@ def load_state_space(
         order: What gates and norm do. `GateOrder.GATED` has no norm in the checkpoint.
     """
     s, convolution = shape, config.fields.flag("mamba_conv_bias", config.fields.flag("use_conv_bias", True))
-    normed, mine, channels = order is not GateOrder.GATED, of.shard.of_recurrence(s), of.shard.even(*_channels(s))
-    gates, *rows, steps = of.shard.even(s.values, *_channels(s), s.heads)
+    normed, mine, channels = order is not GateOrder.GATED, of.shard.of_recurrence(s), _channels(of.shard, s)
     heads, values = of.shard.even(s.heads), of.shard.even(s.values)
+    rows = [*(moved(one, s.values) for one in channels), values[0], moved(heads[0], s.values + s.channels)]
 
     def by_head(name: str) -> Tensor:
         return rows_of(of.floats(name, s.heads), heads)
@@ -46,7 +49,7 @@ def load_state_space(
     return StateSpace(
         number,
         mine,
-        of.linear("in_proj", config.hidden, s.values + s.channels + s.heads, bias, rows=[*rows, gates, steps]),
+        of.linear("in_proj", config.hidden, s.values + s.channels + s.heads, bias, rows=rows),
         rows_of(of.floats("conv1d.weight", s.channels, 1, s.taps)[:, 0], channels),
         rows_of(of.floats("conv1d.bias", s.channels), channels)
         if convolution
@@ -59,13 +62,27 @@ def load_state_space(
             if normed
             else torch.ones(mine.values, device=of.device),
             eps,
+            shared=_shared(of.ranks, s),
         ),
         of.summed("out_proj", s.values, config.hidden, output_bias, values[0]),
     )
 
 
-def _channels(shape: ScanShape) -> tuple[int, int, int]:
-    return shape.values, shape.keys, shape.keys
+def _channels(shard: Shard, shape: ScanShape) -> list[slice]:
+    """Returns the rank's channels of a convolution: inputs of its heads, then what writes and reads of its groups."""
+    own = max(1, shape.groups // shard.size) * shape.state_dim
+    first = shard.rank * shape.groups // shard.size * shape.state_dim  # ranks that share a group have the same
+    keys = slice(shape.values + first, shape.values + first + own)
+    return [*shard.even(shape.values), keys, moved(keys, shape.keys)]
+
+
+def _shared(ranks: Ranks, shape: ScanShape) -> SharedGroup | None:
+    """Returns the group of heads that the rank shares with others; None where it has whole ones."""
+    shard, collective = ranks.shard, ranks.collective
+    if collective is None or shape.groups % shard.size == 0:
+        return None
+    number = shard.rank * shape.groups // shard.size
+    return SharedGroup(number, shape.groups, shape.groups / shape.values, collective)
 
 
 def rows_of(tensor: Tensor, parts: Sequence[slice]) -> Tensor:

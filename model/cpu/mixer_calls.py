@@ -84,7 +84,7 @@ class MixerCalls:
         """
         if not isinstance(a.query_norm, TogetherOnRanks) or not isinstance(a.key_norm, TogetherOnRanks):
             return 0, 0
-        made, shares = self._to.buffer("mean squares", LANES, FLOAT), (a.query_norm.share, a.key_norm.share)
+        made, shares = self._to.buffer("mean squares", LANES, FLOAT), (a.query_norm.part.share, a.key_norm.part.share)
 
         def squares(part: Buffer) -> None:
             self._to.call(

@@ -13,7 +13,8 @@ from model.cpu.kernels.code import Code
 from model.cpu.kernels.delta import write_gated_norm, write_gates, write_recurrence
 from model.cpu.kernels.element import FLOAT
 from model.cpu.kernels.product import NotCompiled
-from model.cpu.kernels.state_space import write_mixer_norm, write_scan, write_steps
+from model.cpu.kernels.program import Argument
+from model.cpu.kernels.state_space import write_mixer_norm, write_mixer_squares, write_scan, write_steps
 from model.cpu.kernels.states import Convolution, together, write_convolution
 from model.cpu.kernels.values import LANES, Value
 from model.cpu.known_parts import kernel_of
@@ -21,7 +22,7 @@ from model.cpu.states import CpuStates
 from model.delta_net import GatedDeltaNet
 from model.kimi_delta import KimiDelta
 from model.short_convolution import ShortConvolution
-from model.state_space import StateSpace
+from model.state_space import GatedNorm, GateOrder, StateSpace
 
 
 class RecurrenceCalls:
@@ -173,12 +174,45 @@ class RecurrenceCalls:
             made.stride, s.keys, s.heads, s.heads // s.groups, s.head_dim, states.pool, states.page_bytes,
             where[0, 1:].copy(), where[1, 1:].copy(), mixer.skip,
         )  # fmt: skip
+        gates, name = mixed.tensor[:, s.channels :], norm.order.name.lower()
+        means, shared = self._mean_squares(norm, made, gates, mixed.stride, width)
         to.call(
-            f"mixer_norm_{norm.order.name.lower()}_{normed.element.name}", write_mixer_norm(norm.order, normed.element),
-            rows, made.tensor, made.stride, mixed.tensor[:, s.channels :], mixed.stride, norm.weight, normed.tensor,
-            normed.stride, s.groups, width, norm.eps, norm.factor,
+            f"mixer_norm_{name}_{normed.element.name}{'_shared' if shared else ''}",
+            write_mixer_norm(norm.order, normed.element, shared),
+            rows, made.tensor, made.stride, gates, mixed.stride, norm.weight, normed.tensor, normed.stride, s.groups,
+            width, norm.eps, norm.factor, *means,
         )  # fmt: skip
         return normed
+
+    def _mean_squares(
+        self, norm: GatedNorm, made: Buffer, gates: Tensor, stride: int, width: int
+    ) -> tuple[tuple[Argument, Argument], bool]:
+        """Writes the mean square of a group that ranks share, if there is one.
+
+        Args:
+            norm: Norm of the mixer's result.
+            made: The rank's part of the result.
+            gates: Its gates.
+            stride: Bytes of a row of gates.
+            width: Elements of the part.
+
+        Returns:
+            Where they are, as `write_mixer_norm` has them, and whether there are some.
+        """
+        group, to = norm.shared, self._to
+        if group is None or norm.order is GateOrder.GATED:
+            return (0, 0), False
+        means = to.buffer("mean squares", LANES, FLOAT)
+
+        def squares(part: Buffer) -> None:
+            to.call(
+                f"mixer_squares_{norm.order.name.lower()}", write_mixer_squares(norm.order),
+                to.cells.at("rows"), made.tensor, made.stride, gates, stride, width, part.tensor, part.stride,
+                group.number, norm.factor, group.share,
+            )  # fmt: skip
+
+        to.summed(means, LANES, False, squares)
+        return (means.tensor[:, group.number :], means.stride), True
 
 
 def _check(sizes: Sequence[tuple[str, int]]) -> None:

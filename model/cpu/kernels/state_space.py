@@ -109,8 +109,52 @@ def _updated(code: Code, matrix: Matrix, key: Value, query: Value, written: list
     return [total.value for total in made]
 
 
-def write_mixer_norm(order: GateOrder, out: Element) -> Writer:
+def write_mixer_squares(order: GateOrder) -> Writer:
+    """Writes the kernel that sums the squares of a rank's part of a group. It puts gates that come first on x.
+
+    Kernel arguments:
+        count: Cell. The number of rows.
+        x: [rows, width] float32.
+        x_stride: Bytes of a row of x.
+        gates: Likewise.
+        gates_stride: Bytes of a row of gates.
+        width: Elements of the rank's part.
+        y: Result, [rows, 16] float32: the sum at the group's place, and zeros.
+        y_stride: Bytes of a row of y.
+        place: Index of the group.
+        factor: Factor of gates, a float.
+        share: Factor of the sum, a float.
+    """
+
+    def write(code: Code) -> None:
+        count, x, x_stride, gates, gates_stride, width, y, y_stride, place = code.arguments(9)
+        factor, share = code.splat(code.real(9)), code.real(10)
+        with shared_rows(code, count) as row:
+            to = y + row * y_stride
+            FLOAT.store(code, code.floats(0.0), to)
+            squares = _squares(code, order, x + row * x_stride, gates + row * gates_stride, width, factor)
+            code.store(squares * share, to + place * 4)
+
+    return write
+
+
+def _squares(code: Code, order: GateOrder, source: Value, gate: Value, width: Value, factor: Value) -> Value:
+    """Returns the sum of squares of a row. Gates that come before the norm are put on it first."""
+    squares = code.variable(code.floats(0.0))
+    with code.loop(0, width, LANES) as i:
+        value = FLOAT.load(code, source + i * 4)
+        if order is not GateOrder.NORMED_GATED:
+            value = value * math.silu(code, FLOAT.load(code, gate + i * 4) * factor)
+            FLOAT.store(code, value, source + i * 4)
+        squares.set(code.fma(value, value, squares.value))
+    return code.summed(squares.value)
+
+
+def write_mixer_norm(order: GateOrder, out: Element, shared: bool = False) -> Writer:
     """Writes the kernel of `model.state_space.GatedNorm`. It changes x.
+
+    With `shared`, ranks share the group: `write_mixer_squares` is before this kernel, and a sum over the ranks between
+    them.
 
     Kernel arguments:
         count: Cell. The number of rows.
@@ -125,10 +169,13 @@ def write_mixer_norm(order: GateOrder, out: Element) -> Writer:
         width: Elements of a group.
         eps: Epsilon, a float.
         factor: Factor of gates, a float.
+        means: Mean square of the group in each row, float32; not read unless `shared`.
+        means_stride: Bytes from one to the next.
     """
 
     def write(code: Code) -> None:
         count, x, x_stride, gates, gates_stride, weights, y, y_stride, groups, width = code.arguments(10)
+        means, means_stride = code.arguments(14)[12:]
         eps, factor, share = code.real(10), code.splat(code.real(11)), 1.0 / code.to_float(width)
         with shared_rows(code, count) as row, code.loop(0, groups) as group:
             begin = group * width
@@ -136,23 +183,17 @@ def write_mixer_norm(order: GateOrder, out: Element) -> Writer:
                 place + row * stride + begin * 4 for place, stride in ((x, x_stride), (gates, gates_stride))
             )
 
-            def opened(i: Value, gate: Value = gate) -> Value:
-                return math.silu(code, FLOAT.load(code, gate + i * 4) * factor)
-
-            squares = code.variable(code.floats(0.0))
-            with code.loop(0, width, LANES) as i:
-                value = FLOAT.load(code, source + i * 4)
-                if order is not GateOrder.NORMED_GATED:
-                    value = value * opened(i)
-                    FLOAT.store(code, value, source + i * 4)
-                squares.set(code.fma(value, value, squares.value))
-            scale = code.splat(1.0 / code.root(code.summed(squares.value) * share + eps))
+            if shared:
+                mean = code.load(means + row * means_stride, FLOAT32)
+            else:
+                mean = _squares(code, order, source, gate, width, factor) * share
+            scale = code.splat(1.0 / code.root(mean + eps))
             with code.loop(0, width, LANES) as i:
                 value = FLOAT.load(code, source + i * 4)
                 if order is not GateOrder.GATED:
                     value = value * scale * FLOAT.load(code, weights + (begin + i) * 4)
                 if order is GateOrder.NORMED_GATED:
-                    value = value * opened(i)
+                    value = value * math.silu(code, FLOAT.load(code, gate + i * 4) * factor)
                 out.store(code, value, y + row * y_stride + (begin + i) * out.size)
 
     return write

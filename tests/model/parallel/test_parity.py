@@ -25,11 +25,10 @@ NEW = 5
 STEPS = SchedulerSettings(max_sequences=16, max_batched_tokens=128)
 WIDE = SchedulerSettings(max_sequences=16, max_batched_tokens=2048)
 
-ALONE = ("bloom-3-heads", "mpt-3-heads", "qwen3.5-wide", "granite-hybrid-dense", "mamba2-biases")
-"""Cases that neither 2 ranks nor 4 can share: they have 3 heads, or state-space mixers of one group."""
-PAIRS = ("qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid", "kimi-linear-plain", "mamba2", "nemotron-h",
-         "nemotron-h-moe", "falcon-h1", "falcon-h1-normed", "falcon-h1-gated")  # fmt: skip
-"""Cases that 2 ranks can share, not 4: their recurrent layers have 2 heads of keys, or 2 groups."""
+ALONE = ("bloom-3-heads", "mpt-3-heads", "qwen3.5-wide")
+"""Cases that neither 2 ranks nor 4 can share: they have 3 heads, or 3 of keys in recurrent layers."""
+PAIRS = ("qwen3.5", "qwen3.5-moe", "qwen3-next", "kimi-linear-plain")
+"""Cases that 2 ranks can share, not 4: their recurrent layers have 2 heads of keys."""
 DIVISIBLE = [case for case in CASES if case.name not in ALONE]
 BY_FOUR = [case for case in DIVISIBLE if case.name not in PAIRS]
 each, each_by_four = (pytest.mark.parametrize("case", cases, ids=str) for cases in (DIVISIBLE, BY_FOUR))
