@@ -81,6 +81,7 @@ DECODING = [Request((0,) * 6, answer=2), Request((0,) * 4 + (1,))]
         pytest.param(DECODING, 4, Windows((2,), 2), Bounds(preemptions=1), 3_800, id="a window only"),
     ],
 )
+@pytest.mark.slow
 def test_all_orders_with_windows(requests, pages, windows, bounds, states):
     """About 9,000 states altogether."""
     found = explore(requests, pages, 2, bounds, windows)

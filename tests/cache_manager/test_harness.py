@@ -127,6 +127,7 @@ ALIKE = [Request((0,) * 7), Request((0,) * 4 + (1,) * 3), Request((0,) * 6)]
         },
     ),
 )
+@pytest.mark.slow
 def test_walk_with_windows_catches(name, windows, pages, monkeypatch):
     FAULTS[name].plant(monkeypatch)
     with pytest.raises(CAUGHT):

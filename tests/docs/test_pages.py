@@ -175,6 +175,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 
 @pytest.mark.parametrize("page", sorted(SHARED))
+@pytest.mark.slow
 def test_a_page_beside_a_server_runs_from_its_first_line_to_its_last(page: str, served: Network) -> None:
     assert BEFORE[page] == "make serve"
     run_page(page, served)
@@ -182,6 +183,7 @@ def test_a_page_beside_a_server_runs_from_its_first_line_to_its_last(page: str, 
 
 
 @pytest.mark.parametrize("page", sorted(BEFORE.keys() - SHARED))
+@pytest.mark.slow
 def test_a_page_runs_from_its_first_line_to_its_last(page: str, tmp_path: Path) -> None:
     things(tmp_path)
     with network(tmp_path, "docs") as place:

@@ -99,6 +99,7 @@ def test_counts_are_the_servers(protocol: str, server: RunningServer, gateway: R
 
 
 @pytest.mark.parametrize("protocol", ["quire", "openai"])
+@pytest.mark.slow
 def test_the_prefix_cache_answers_only_what_is_repeated(
     protocol: str, server: RunningServer, gateway: RunningGateway
 ) -> None:
@@ -176,6 +177,7 @@ def test_ctrl_c_shows_what_there_is(server: RunningServer, tmp_path: Path) -> No
     assert result["failed"] == 0
 
 
+@pytest.mark.slow
 def test_commands_of_the_documentation_work(server: RunningServer, gateway: RunningGateway, tmp_path: Path) -> None:
     (block,) = re.findall(r"```sh\n(.*?)```", DOCS.read_text(), re.DOTALL)
     commands = block.splitlines()

@@ -48,6 +48,7 @@ def refusal(node: Node, *flags: str) -> str:
 
 
 @needs_nodes
+@pytest.mark.slow
 def test_wrong_tokens_are_refused(machine: Node) -> None:
     other = machine.place / "other"
     other.write_text("0" * 64)
@@ -137,6 +138,7 @@ def engines_of(node: Node) -> list[int]:
 
 
 @needs_nodes
+@pytest.mark.slow
 def test_a_cluster_without_a_token_is_refused(open_machine: Node) -> None:
     assert "asks for no token" in refusal(open_machine, "--ray-token-file", str(open_machine.token))
 

@@ -111,6 +111,7 @@ def with_variables(expression: str) -> str:
     return expression.replace("$model_name", "quire-.*").replace("$__rate_interval", WINDOW)
 
 
+@pytest.mark.slow
 def test_every_panel_has_data(watched: Watched) -> None:
     pages = [json.loads(path.read_text()) for path in PLACE.glob("*.json")]
     panels = [target["expr"] for page in pages for panel in page["panels"] for target in panel.get("targets", ())]

@@ -52,6 +52,7 @@ def engines(server: RunningServer) -> list[psutil.Process]:
     return [process for process in tree(server.process.pid) if ENGINE in process.cmdline()]
 
 
+@pytest.mark.slow
 def test_streams_of_all_frontends_outlive_an_engine(
     frontends: tuple[RunningServer, RunningServer], expected: list[dict]
 ) -> None:
@@ -78,6 +79,7 @@ def test_streams_of_a_frontend_outlive_a_restart_of_an_engine(
     assert outputs_of(histories_of(process, STREAMS)) == expected
 
 
+@pytest.mark.slow
 def test_a_client_whose_frontend_dies_goes_on_with_another(
     frontends: tuple[RunningServer, RunningServer], address: str
 ) -> None:

@@ -99,6 +99,7 @@ def test_new_connections_get_the_certificate_that_the_files_hold_by_then(pair: P
 
 
 @pytest.mark.parametrize("broken", ["another key", "no key", "gone", "everybody's"])
+@pytest.mark.slow
 def test_the_last_good_pair_stays_where_a_new_one_is_broken(pair: Pair, tmp_path: Path, broken: str) -> None:
     log = tmp_path / "log"
     with log.open("w") as file, running_gateway([NOBODY], *pair.write(), stderr=file) as gateway:

@@ -62,6 +62,7 @@ def test_a_client_that_leaves_frees_its_request(server: RunningServer, gateway: 
     assert gateway.answer(PATH, LONG | {"max_tokens": 2})[0] == 200
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_is_cut_off(server: RunningServer) -> None:
     with running_gateway([server.address], "--write-stall", "1") as gateway:
         before = server.metrics()[CANCELLED]

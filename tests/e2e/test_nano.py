@@ -88,6 +88,7 @@ def test_through_llm(version: Version) -> None:
 
 
 @pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.slow
 def test_through_a_server(engine: str, version: Version) -> None:
     flags = ("--model", str(version.directory), "--kv-cache-memory", "16MiB", "--engine", engine)
     with running_server(*flags) as server, grpc.insecure_channel(server.address) as channel:

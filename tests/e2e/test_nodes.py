@@ -82,6 +82,7 @@ def serving(*flags: str, streams: int = 12, tokens: int = 500, started: int = 4)
 
 
 @pytest.mark.parametrize("ways", [["cut"], pytest.param(["cut", "kill"], marks=pytest.mark.slow)], ids=" ".join)
+@pytest.mark.slow
 def test_streams_go_on_with_another_replica(ways: list[str]) -> None:
     """A machine that is cut off lets go of its engine by itself: nothing could tell it to. The one that takes its place
     finds room on the third machine; then another one loses its power.

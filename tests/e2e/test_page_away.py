@@ -50,6 +50,7 @@ def newest(server: RunningServer) -> int:
     return rates[-1]["number"] if rates else 0
 
 
+@pytest.mark.slow
 def test_a_server_that_was_started_anew_is_shown_from_its_first_second(browser: Browser) -> None:
     one = ("--engine", "thread", *SMALL)
     with running_server("--page-port", "0", *one) as first:
@@ -94,6 +95,7 @@ def test_an_engine_that_gives_no_map_takes_nothing_else_with_it(browser: Browser
 
 
 @pytest.mark.parametrize(("path", "said"), [("api/state", "#status"), ("api/pages/1", ".engine:nth-child(2) .counts")])
+@pytest.mark.slow
 def test_an_answer_that_never_comes_is_given_up(
     browser: Browser, two_engines: RunningServer, path: str, said: str
 ) -> None:

@@ -155,6 +155,7 @@ def test_kills_at_random_moments_lose_and_double_nothing(server: RunningServer, 
         assert outputs_of(told_by(process)) == expected
 
 
+@pytest.mark.slow
 def test_a_second_engine_comes_with_the_work_and_goes_after_it() -> None:
     """While streams run, which notice neither."""
     flags = ["--max-replicas", "2", "--scale-use", "0.05", "--scale-up-delay", "0", "--scale-down-delay", "3"]

@@ -244,6 +244,7 @@ def test_burst_of_short_requests_all_end_properly_and_none_is_refused(server: Ru
     assert set(asyncio.run(burst())) == {(3, 3, pb.FINISH_REASON_LENGTH)}
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_is_told_once_it_reads_and_the_log_has_a_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

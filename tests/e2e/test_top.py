@@ -80,6 +80,7 @@ def test_a_picture_of_a_server_with_work(server: RunningServer, files: dict[str,
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.slow
 def test_live_until_ctrl_c(server: RunningServer, files: dict[str, str]) -> None:
     command = [QUIRE, "top", "--server", server.admin, "--interval", "0.2", "--token-file", files["own"]]
     with running_terminal(command) as terminal:

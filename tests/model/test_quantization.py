@@ -125,6 +125,7 @@ def test_values(dtype: torch.dtype, bias: bool, rows: int) -> None:
 @each_dtype
 @pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
+@pytest.mark.slow
 def test_rows(dtype: torch.dtype, widths: tuple[int, int]) -> None:
     inputs, outputs = widths
     bias = random(outputs, dtype=dtype, seed=1) if inputs % 2 else None

@@ -39,7 +39,12 @@ Falcon-H1 has attention in the same layers, Mamba-2 in none. Kimi Linear has lat
 """
 
 
-@pytest.fixture(scope="module", params=KINDS)
+QUICK = ("qwen3.5", "falcon-h1")
+
+
+@pytest.fixture(
+    scope="module", params=[kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.write(BY_NAME[request.param], tmp_path_factory.mktemp("recurrent"))
 

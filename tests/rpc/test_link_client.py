@@ -141,6 +141,7 @@ async def test_a_cable_that_is_cut_while_it_writes_is_missed_as_soon(tmp_path: P
         cable.take_up()
 
 
+@pytest.mark.slow
 async def test_a_loop_that_was_held_up_itself_does_not_blame_the_engine(tmp_path: Path) -> None:
     async with linked(tmp_path) as (target, _, _), connected(target, silence=0.3) as (client, heard):
         await eventually(lambda: len(heard.steps) >= 2)

@@ -225,6 +225,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("when", ["starts", "runs", "runs and its follower is stopped"])
+@pytest.mark.slow
 def test_nothing_is_left_of_a_killed_leader(when: str) -> None:
     """Not even of a follower that cannot see its end, nor of a group whose ranks have not met."""
     with (

@@ -71,6 +71,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.slow
 def test_harness_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, stand_in = FAULTS[name]
     monkeypatch.setattr(CacheManager, target, stand_in)

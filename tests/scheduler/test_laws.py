@@ -32,6 +32,7 @@ NOTES = {
 }
 
 
+@pytest.mark.slow
 def test_drawn_workloads_reach_what_the_laws_speak_of():
     drawn = workloads() | workloads(cancels=True, queue_timeout=True) | workloads(faults=True, depths=(2,))
     assert unreached(drawn, NOTES) == set()

@@ -6,6 +6,7 @@ tokens, a sequence that is passed over waits for a page which a running row comp
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 
 from scheduler.events import EndReason
@@ -35,6 +36,7 @@ NOTES = {
 }
 
 
+@pytest.mark.slow
 def test_drawn_workloads_reach_what_the_laws_speak_of():
     drawn = workloads() | workloads(faults=True, resets=True) | workloads(cancels=True, last_turn=30)
     assert unreached(drawn, NOTES) == set()

@@ -64,6 +64,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_both_end(kind: str) -> None:
     for pages, width, turn, prompt in sets():
         ended = ends_of(pages, {0: search(width), turn: KINDS[kind](prompt)})

@@ -6,6 +6,7 @@ without others, a search has found what the plain definition finds, and no seque
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given, settings
 
 from scheduler.events import EndReason
@@ -55,6 +56,7 @@ NOTES = {
 }
 
 
+@pytest.mark.slow
 def test_drawn_workloads_reach_what_the_laws_speak_of():
     drawn = (
         workloads(several=True)

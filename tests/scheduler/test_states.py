@@ -272,6 +272,7 @@ NOTES = {
 }
 
 
+@pytest.mark.slow
 def test_drawn_runs_reach_what_the_law_speaks_of() -> None:
     assert unreached_runs(runs(), NOTES) == set()
 

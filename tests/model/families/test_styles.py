@@ -19,6 +19,7 @@ each_style = pytest.mark.parametrize(
 
 
 @each_style
+@pytest.mark.slow
 def test_tokens_are_the_same(case: Case, style: Style, shelf: Shelf, tmp_path: Path) -> None:
     directory = style.copy(shelf.checkpoint(case), tmp_path)
     compare(ask(directory, PLACES), shelf.reference(case))

@@ -58,6 +58,7 @@ def faint(tensors: Tensors) -> Tensors:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.slow
 def test_defaults_are_those_of_transformers(case: Case, shelf: Shelf, tmp_path: Path) -> None:
     shutil.copytree(shelf.checkpoint(case), tmp_path, dirs_exist_ok=True)
     edit_config(tmp_path, silent)

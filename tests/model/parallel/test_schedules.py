@@ -72,6 +72,7 @@ def sixes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.slow
 def test_three_ranks(name: str, backend: str, sixes: Path) -> None:
     rig = run(sixes, 3, backend=backend, **SCHEDULES[name])
     assert bool(rig.preemptions) == (name == "preempted")

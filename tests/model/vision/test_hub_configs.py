@@ -173,6 +173,7 @@ PROMPTS = (("<image>the cat sat", 1), ("<image>sat <image>\non", 2), ("the cat s
         published.old_names,
     )
 )
+@pytest.mark.slow
 def test_tokens_are_those_of_transformers(published: Published, small: Made) -> None:
     """With an image, with two and with none, all at once."""
     directory = small(published)

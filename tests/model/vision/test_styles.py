@@ -97,6 +97,7 @@ def test_names_change_nothing(case: Case, change: Callable[[Tensors], Tensors], 
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.slow
 def test_a_missing_tensor_is_named(case: Case, shelf: Shelf, tmp_path: Path) -> None:
     """One of each kind that the model uses."""
     directory = copied(shelf, case, tmp_path)

@@ -72,6 +72,7 @@ def refusal(directory: Path) -> str:
 
 
 @pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.slow
 def test_a_damaged_tensor_is_refused_or_harmless(name: str, shelf: Shelf, tmp_path: Path) -> None:
     source = shelf.checkpoint(BY_NAME["llama-biases"])
     directory, plain = (Path(shutil.copytree(source, tmp_path / copy)) for copy in ("compressed", "plain"))

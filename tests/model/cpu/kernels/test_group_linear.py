@@ -165,6 +165,7 @@ def test_bits_of_a_row_are_its_own(
 
 
 @pytest.mark.parametrize("cpu", ["x86-64-v3", "x86-64-v4"])
+@pytest.mark.slow
 def test_other_cpus_have_the_numbers_too(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a product of pairs, and without registers of 512 bits."""
     if cpu == "x86-64-v4" and not get_host_cpu_features().get("avx512f"):
@@ -272,6 +273,7 @@ def near_both(machine: Machine, *weights: GroupWeights) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.slow
 def test_harness_catches(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(Compiler(None), Team())  # compiles anew
     FAULTS[fault](monkeypatch)

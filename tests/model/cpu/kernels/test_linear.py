@@ -166,6 +166,7 @@ def test_functions_are_those_of_torch() -> None:
 
 
 @pytest.mark.parametrize("cpu", ["x86-64-v3", "x86-64-v4"])
+@pytest.mark.slow
 def test_older_cpus(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a product of bfloat16 pairs, without registers of 512 bits."""
     if cpu == "x86-64-v4" and not get_host_cpu_features().get("avx512f"):
