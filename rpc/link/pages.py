@@ -6,6 +6,7 @@ numerics.
 """
 
 import zlib
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +15,7 @@ import numpy as np
 from quire.engine.v1 import engine_service_pb2 as pb
 
 from cache_manager.block_hash import HASH_BYTES, BlockHash
-from cache_manager.layout import KVLayout
+from cache_manager.layout import MOST_TOKENS, KVLayout
 from cache_manager.transfers import TransferredPage
 from rpc.link.arrays import UINT8, LinkError, packed, unpacked
 from scheduler.events import Submit
@@ -38,31 +39,29 @@ class PageForm:
     """Form of the copies of one engine's pages.
 
     Attributes:
-        windows: Window of each page table; None for a table of which every copy has the page.
-        states: How many of these, the last ones, are tables of recurrent states, of which a sequence needs one.
+        needed: Of each page table, how many of the last pages of a sequence another engine needs; None for all.
         page_bytes: Bytes of a page of one table.
         page_size: Tokens of a page.
         numerics: See `EngineInfo`.
     """
 
-    windows: tuple[int | None, ...]
-    states: int
+    needed: tuple[int | None, ...]
     page_bytes: int
     page_size: int
     numerics: bytes
 
     @classmethod
     def of(cls, layout: KVLayout, numerics: bytes) -> "PageForm":
-        windows = tuple(map(layout.window, range(layout.tables)))
-        return cls(windows, layout.states.pages, layout.page_bytes, layout.page_size, numerics)
+        seen = [None if group.window is None else layout.pages_before(group.window) for group in layout.groups]
+        return cls((*seen, *[1] * layout.states.pages), layout.page_bytes, layout.page_size, numerics)
 
     def size(self, pages: int) -> int:
-        """Returns the most bytes that copies of so many consecutive pages take, with one state."""
-        return (pages * (len(self.windows) - self.states) + self.states) * self.page_bytes
+        """Returns the most bytes that copies of so many consecutive pages of a sequence take."""
+        return sum(pages if needed is None else min(pages, needed) for needed in self.needed) * self.page_bytes
 
     def most(self, size: int) -> int:
         """Returns of how many consecutive pages the copies take at most `size` bytes."""
-        return max(0, size // self.page_bytes - self.states) // (len(self.windows) - self.states)
+        return bisect_right(range(MOST_TOKENS // self.page_size), size, key=self.size) - 1
 
     def checksum(self, page: pb.Page) -> int:
         return zlib.crc32(page.content, zlib.crc32(page.tables, zlib.crc32(self.numerics)))
@@ -85,8 +84,8 @@ class PageForm:
         """
         if page.tokens != tokens:
             raise LinkError("a page has come whose tokens are others than those asked for")
-        tables = unpacked(page.tables, UINT8, len(self.windows), "the tables of a page").astype(np.bool_)
-        if not all(there or window is not None for there, window in zip(tables.tolist(), self.windows, strict=True)):
+        tables = unpacked(page.tables, UINT8, len(self.needed), "the tables of a page").astype(np.bool_)
+        if not all(there or needed is not None for there, needed in zip(tables.tolist(), self.needed, strict=True)):
             raise LinkError("a page has come without that of a group whose tokens see all before them")
         count = int(np.count_nonzero(tables))
         content = unpacked(page.content, UINT8, count * self.page_bytes, "a page")

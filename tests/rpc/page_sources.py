@@ -13,7 +13,6 @@ from quire.engine.v1 import engine_service_pb2 as pb
 from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 
 from cache_manager.block_hash import BlockHash, BlockHasher
-from cache_manager.layout import STATE_WINDOW
 from cache_manager.transfers import TransferredPage
 from rpc.link.client import LinkClient
 from rpc.link.pages import PageCopy, PageForm
@@ -34,7 +33,7 @@ class Port:
     """
 
     def __init__(self, has: Sequence[BlockHash] = (), state: bool = False) -> None:
-        self.form = PageForm((None, STATE_WINDOW if state else None), int(state), BYTES, SIZE, b"model")
+        self.form = PageForm((None, 1 if state else None), BYTES, SIZE, b"model")
         self.has, self.tokens = set(has), dict(pages())
         self.reads: list[int] = []
         self.before: Callable[[], object] = lambda: None

@@ -6,14 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from grpc import aio
 from quire.engine.v1 import engine_service_pb2 as pb
 from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 
 from cache_manager.block_hash import HASH_BYTES
+from cache_manager.layout import KVLayout
+from cache_manager.prefix import NONE
+from cache_manager.transfers import pages_to_transfer
 from rpc.link import kv_transfers as module
-from rpc.link.pages import joined_hashes
+from rpc.link.pages import PageForm, joined_hashes
 from scheduler.engine import EngineEnded
 from scheduler.events import SHORT_HASH, KVEvents, KVSource
 from tests.rpc.page_sources import (
@@ -32,6 +36,7 @@ from tests.rpc.page_sources import (
     target_of,
     the_submit,
 )
+from tests.scheduler.workloads import make_layout
 from tests.support.frontends import outputs
 from tests.support.links import eventually, linked
 
@@ -197,3 +202,13 @@ async def test_nothing_is_asked_for_where_it_does_not_pay(tmp_path: Path, how: s
         await eventually(engine.submitted)
         assert not the_submit(engine).transferred
         assert source.reads == []
+
+
+@pytest.mark.parametrize("layout", [make_layout(4), make_layout(4, windows=(None, 9)), make_layout(4, windows=(9, 30))])
+def test_the_size_of_copies_is_known_before_they_come(layout: KVLayout) -> None:
+    form, pages = PageForm.of(layout, b""), np.arange(layout.tables * 50, dtype=np.int32).reshape(-1, 50)
+    for count in (0, 1, 2, 7, 8, 9, 50):
+        sent = np.count_nonzero(pages_to_transfer(pages[:, :count], layout) != NONE) * layout.page_bytes
+        assert form.size(count) == sent
+        assert form.size(form.most(sent)) == sent
+        assert form.size(form.most(sent) + 1) > sent or form.most(sent) > 10**6
