@@ -53,7 +53,7 @@ JOIN_FIELDS = tl.constexpr(4)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit(do_not_specialize=["pool_slots", "header"])
+@triton.jit(do_not_specialize=["header"])
 def attend_pieces(
     # The step's tokens, and the pool of a layer
     out,
@@ -77,7 +77,8 @@ def attend_pieces(
     soft_cap,
     query_stride,
     query_head_stride,
-    pool_slots,
+    page_stride,
+    scale_stride,
     # Shape of attention and of the pool
     HEADS_PER_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -104,9 +105,9 @@ def attend_pieces(
     Args:
         out: [tokens, heads, HEAD_DIM], any float dtype.
         queries: [tokens, heads, HEAD_DIM + REST] with these strides, any float dtype.
-        keys: [KV heads, pool_slots, HEAD_DIM + REST] in KV_FORMAT.
-        values: [KV heads, pool_slots, HEAD_DIM] in KV_FORMAT. Not read with REST.
-        key_scales: [KV heads, pool_slots] float32. Not read where KV_FORMAT is PLAIN.
+        keys: Keys of page 0, [KV heads, PAGE_SIZE, HEAD_DIM + REST] in KV_FORMAT.
+        values: Its values, [KV heads, PAGE_SIZE, HEAD_DIM] in KV_FORMAT. Not read with REST.
+        key_scales: Scales of its keys, [KV heads, PAGE_SIZE] float32. Not read where KV_FORMAT is PLAIN.
         value_scales: Likewise.
         plan: int32. Holds pieces [FIELDS], page tables and lists of tokens.
         header: Place of the pieces' header, [HEADER], in the plan.
@@ -120,7 +121,8 @@ def attend_pieces(
         soft_cap: Soft cap of scores, times log2 e.
         query_stride: Elements between two tokens of `queries`.
         query_head_stride: Elements between two heads of `queries`.
-        pool_slots: Slots of the pool.
+        page_stride: Elements from a page to the next one.
+        scale_stride: Likewise, of scales.
         HEADS_PER_KV: Query heads of a KV head.
         HEAD_DIM: Elements of a value.
         PADDED_DIM: A power of two not below HEAD_DIM.
@@ -144,22 +146,23 @@ def attend_pieces(
             _attend_piece(
                 number, out, queries, keys, values, key_scales, value_scales, plan, header, first_key, end_key,
                 first_part, partial_out, partial_sums, sinks, score_scale, soft_cap, query_stride,
-                query_head_stride, pool_slots, HEADS_PER_KV, HEAD_DIM, PADDED_DIM, REST, PADDED_REST, PAGE_SIZE,
-                KV_FORMAT, TILE_TOKENS, TILE_HEADS, HEAD_TILES, TILE_KEYS, CAPPED, DIVIDED, SCORE_TYPE, VALUE_TYPE,
+                query_head_stride, page_stride, scale_stride, HEADS_PER_KV, HEAD_DIM, PADDED_DIM, REST, PADDED_REST,
+                PAGE_SIZE, KV_FORMAT, TILE_TOKENS, TILE_HEADS, HEAD_TILES, TILE_KEYS, CAPPED, DIVIDED, SCORE_TYPE,
+                VALUE_TYPE,
             )  # fmt: skip
     else:
         _attend_piece(
             tl.program_id(0), out, queries, keys, values, key_scales, value_scales, plan, header, first_key, end_key,
             first_part, partial_out, partial_sums, sinks, score_scale, soft_cap, query_stride, query_head_stride,
-            pool_slots, HEADS_PER_KV, HEAD_DIM, PADDED_DIM, REST, PADDED_REST, PAGE_SIZE, KV_FORMAT, TILE_TOKENS,
-            TILE_HEADS, HEAD_TILES, TILE_KEYS, CAPPED, DIVIDED, SCORE_TYPE, VALUE_TYPE,
+            page_stride, scale_stride, HEADS_PER_KV, HEAD_DIM, PADDED_DIM, REST, PADDED_REST, PAGE_SIZE, KV_FORMAT,
+            TILE_TOKENS, TILE_HEADS, HEAD_TILES, TILE_KEYS, CAPPED, DIVIDED, SCORE_TYPE, VALUE_TYPE,
         )  # fmt: skip
 
 
 @triton.jit
 def _attend_piece(
     number, out, queries, keys, values, key_scales, value_scales, plan, header, first_key, end_key, first_part,
-    partial_out, partial_sums, sinks, score_scale, soft_cap, query_stride, query_head_stride, pool_slots,
+    partial_out, partial_sums, sinks, score_scale, soft_cap, query_stride, query_head_stride, page_stride, scale_stride,
     HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, REST: tl.constexpr,
     PADDED_REST: tl.constexpr, PAGE_SIZE: tl.constexpr, KV_FORMAT: tl.constexpr, TILE_TOKENS: tl.constexpr,
     TILE_HEADS: tl.constexpr, HEAD_TILES: tl.constexpr, TILE_KEYS: tl.constexpr, CAPPED: tl.constexpr,
@@ -177,7 +180,6 @@ def _attend_piece(
     member = tl.program_id(1) % HEAD_TILES * TILE_HEADS + lane % TILE_HEADS
     heads = tl.num_programs(1) // HEAD_TILES * HEADS_PER_KV
     head_of = kv_head * HEADS_PER_KV + member
-    head_slots = kv_head.to(tl.int64) * pool_slots
     dims = tl.arange(0, PADDED_DIM)
     inside = dims < HEAD_DIM
     there = (place < tl.load(piece + 2)) & (member < HEADS_PER_KV)
@@ -201,18 +203,20 @@ def _attend_piece(
         # Keys that no query sees may be another sequence's, or free. NaN times a weight of 0 is NaN: they are not read.
         known = (where >= begin) & (where < end)
         page = tl.load(table + where // PAGE_SIZE, mask=known, other=0)
-        slot = head_slots + page.to(tl.int64) * PAGE_SIZE + where % PAGE_SIZE
+        page = page.to(tl.int64)
+        row = kv_head * PAGE_SIZE + where % PAGE_SIZE  # of a page
+        key_at = page * page_stride + row * (HEAD_DIM + REST)
         known_elements = known[:, None] & inside[None, :]
-        stored = tl.load(keys + slot[:, None] * (HEAD_DIM + REST) + dims[None, :], mask=known_elements, other=0)
+        stored = tl.load(keys + key_at[:, None] + dims[None, :], mask=known_elements, other=0)
         scores = tl.dot(query, tl.trans(decoded(stored, KV_FORMAT, SCORE_TYPE)), input_precision="ieee")
         if REST:
-            spot = slot[:, None] * (HEAD_DIM + REST) + HEAD_DIM + rest[None, :]
+            spot = key_at[:, None] + HEAD_DIM + rest[None, :]
             key_rest = tl.load(keys + spot, mask=known[:, None] & in_rest[None, :], other=0)
             key_rest = decoded(key_rest, KV_FORMAT, SCORE_TYPE)
             scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
         scores *= score_scale
         if KV_FORMAT != PLAIN:
-            scores *= tl.load(key_scales + slot, mask=known, other=0.0)[None, :]
+            scores *= tl.load(key_scales + page * scale_stride + row, mask=known, other=0.0)[None, :]
         if CAPPED:
             scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(scores * (2.0 * LOG2E)))  # soft_cap x tanh
         seen = (where[None, :] >= see_from[:, None]) & (where[None, :] < see_to[:, None])
@@ -223,10 +227,11 @@ def _attend_piece(
         faded = tl.exp2(top - finite)
         total = total * faded + tl.sum(weights, 1)
         if not REST:
-            stored = tl.load(values + slot[:, None] * HEAD_DIM + dims[None, :], mask=known_elements, other=0)
+            value_at = page * page_stride + row * HEAD_DIM
+            stored = tl.load(values + value_at[:, None] + dims[None, :], mask=known_elements, other=0)
         value = decoded(stored, KV_FORMAT, VALUE_TYPE)
         if KV_FORMAT != PLAIN:
-            weights *= tl.load(value_scales + slot, mask=known, other=0.0)[None, :]
+            weights *= tl.load(value_scales + page * scale_stride + row, mask=known, other=0.0)[None, :]
         mixed = tl.dot(weights.to(VALUE_TYPE), value, mixed * faded[:, None], input_precision="ieee")
         top = new_top
 

@@ -1,9 +1,7 @@
 """Paged attention by Triton's kernels, on a GPU.
 
-The pool is `KVPool`'s, K and V of a layer as [kv_heads, slots, head_dim], or K alone (latent attention). A program
-reads the tokens of one head, which are neighbours within a page: 4 KiB for 16 tokens of 128 elements in 16 bits. A
-layout with all heads of a page in one run would only help copies of pages. This way page size, canonical form, scales
-and poison are those of the reference.
+The pool is `KVPool`'s. A program reads the tokens of one head, which are neighbours within a page: 4 KiB for 16 tokens
+of 128 elements in 16 bits. Layer groups may differ in shape: each has kernels of its own.
 """
 
 import math
@@ -22,16 +20,14 @@ from model.attention.visible_keys import VisibleKeys
 from model.gpu.attention import FIELDS, JOIN_FIELDS, attend_pieces, join_parts
 from model.gpu.cache_write import write_slots
 from model.gpu.formats import capability_of, format_of
+from model.gpu.heads_kind import HeadsKind
+from model.gpu.heads_kind import why_not as why_not_of_shape
 from model.gpu.kv_pool import KVPool
 from model.gpu.pieces import NO_PIECES, Division, LaunchKind, Round, divide
 from model.gpu.plan import GpuGroupPlan, GpuPlan, GroupWork, Launch, Places, laid_out
-from model.gpu.tuning import tuning_for
+from model.gpu.tuning import Tuning, tuning_for
 
 LOG2E = math.log2(math.e)
-MOST_DIM = 256
-MOST_VALUE_DIM, MOST_REST = 512, 256
-"""Latent attention: elements of a value, and of a key after them."""
-MOST_TILE_HEADS = 16  # most query heads of a KV head in a tile; where more share one, several programs read it
 PARTS_AT_ONCE = 16  # partial results that are joined at once
 COMPUTE = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
 PARTS_BYTES = 128 * 2**20
@@ -42,20 +38,7 @@ WAVES = 4
 
 def why_not(layout: KVLayout) -> str | None:
     """Returns why the kernels cannot read such pages, None if they can."""
-    kv = layout.groups[0].shape
-    if not layout.same_shapes or (kv.key_dim != kv.value_dim and not kv.latent):
-        return "its layers, or keys and values, differ in shape"
-    if kv.latent:
-        rest = kv.key_dim - kv.value_dim
-        if kv.value_dim % 16 or rest % 16 or kv.value_dim > MOST_VALUE_DIM or rest > MOST_REST:
-            return (
-                f"a latent has {kv.value_dim} elements and {rest} rotated ones, no multiples of 16 up to "
-                f"{MOST_VALUE_DIM} and {MOST_REST}"
-            )
-        return None
-    if kv.key_dim % 16 or kv.key_dim > MOST_DIM:
-        return f"a head has {kv.key_dim} elements, no multiple of 16 up to {MOST_DIM}"
-    return None
+    return next((reason for group in layout.groups if (reason := why_not_of_shape(group.shape))), None)
 
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -76,6 +59,7 @@ class TritonAttention:
         compute: str,
         scale: float | None = None,
         soft_cap: float | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         """Allocates the KV pool.
 
@@ -88,15 +72,9 @@ class TritonAttention:
             compute: Type that products are taken in, that of the weights. Sums are float32.
             scale: Factor of scores. None: 1 / sqrt(elements of a key).
             soft_cap: Bound of scores, by tanh. None for none.
+            tuning: Tile sizes. None: those of the table, `model.gpu.tuning`.
         """
         self._layout, self._heads, self._device = layout, heads, device
-        kv = layout.groups[0].shape
-        self._kv_heads, self._head_dim, self._key_dim = kv.heads, kv.value_dim, kv.key_dim
-        self._latent, self._rest = kv.latent, kv.key_dim - kv.value_dim
-        self._heads_per_kv = heads // kv.heads
-        self._tile_heads = min(_power_of_two(self._heads_per_kv), MOST_TILE_HEADS)
-        self._head_tiles = -(-self._heads_per_kv // self._tile_heads)
-        self._padded_dim = _power_of_two(self._head_dim)
         self._windows = [(group.window, group.chunked) for group in layout.groups]
         self._place = {layer: (g, i) for g, group in enumerate(layout.groups) for i, layer in enumerate(group.layers)}
         self.pool = KVPool(layout, pages, dtype, device)
@@ -104,18 +82,25 @@ class TritonAttention:
         name, capability = _device(device)
         self._format = format_of(self.pool.eight_bit, capability)
         elements = "float32" if compute == "float32" else "eight" if self._format else "half"
-        self.tuning = tuning_for(name, capability, self._head_dim, elements)
+        self._capped, self._cap = soft_cap is not None, LOG2E * (soft_cap or 0.0)
+        self._kinds = [
+            HeadsKind(
+                heads,
+                group.shape,
+                tuning or tuning_for(name, capability, group.shape.value_dim, elements),
+                (scale or group.shape.key_dim**-0.5) * (LOG2E if soft_cap is None else 1 / soft_cap),
+            )
+            for group in layout.groups
+        ]
         self._score_type, self._dtype = COMPUTE[compute], getattr(torch, compute)
         # Multiplied by the scales of values, weights can be too small for float16.
         self._value_type = tl.bfloat16 if elements == "eight" else self._score_type
-        scale = scale or self._key_dim**-0.5
-        self._capped = soft_cap is not None
-        self._most_parts = PARTS_BYTES // (4 * heads * (self._head_dim + 2))
+        self._widest = max(kind.dim for kind in self._kinds)
+        self._most_parts = PARTS_BYTES // (4 * heads * (self._widest + 2))
         self._parts = self._new_parts(0)
         self._no_sinks = torch.full((heads,), -torch.inf, device=device)
         self._rows: tuple[int, ...] = ()
         self._places: Places | None = None
-        self._scale, self._cap = (scale / soft_cap, soft_cap * LOG2E) if soft_cap is not None else (scale * LOG2E, 0.0)
 
     # A step
 
@@ -141,11 +126,11 @@ class TritonAttention:
             GroupWork(
                 slots, seen[window].first, seen[window].last, table,
                 divide(
-                    slices, seen[window], table, self._layout.page_size, self.tuning, self._tile_heads,
+                    slices, seen[window], table, self._layout.page_size, kind.tuning, kind.tile_heads,
                     self._most_parts,
                 ),
             )
-            for slots, table, window in zip(shape.slots, tables, self._windows, strict=True)
+            for slots, table, window, kind in zip(shape.slots, tables, self._windows, self._kinds, strict=True)
         ]  # fmt: skip
 
     def fix(self, rows: Sequence[int], context: int) -> None:
@@ -159,11 +144,12 @@ class TritonAttention:
             context: Tokens of a sequence.
         """
         layout, most = self._layout, rows[-1]
-        pages, chunks = -(-context // layout.page_size), -(-context // self.tuning.few.chunk)
+        pages = -(-context // layout.page_size)
+        chunks = -(-context // min(kind.tuning.few.chunk for kind in self._kinds))
         # Page tables, pieces, lists of tokens that share keys, and arrays with a few numbers for each row.
         numbers = len(layout.groups) * most * (pages + (FIELDS.value + 2) * chunks + 16) + 64 * len(layout.groups)
         spare = self._slots - layout.page_size
-        programs = -(-self._wanted_programs() // (self._kv_heads * self._head_tiles))
+        programs = -(-self._wanted_programs() // min(kind.columns for kind in self._kinds))
         self._rows, self._places = tuple(rows), Places(most, numbers, programs, spare, self._device)
         self._parts_for(self._most_parts)
 
@@ -179,14 +165,14 @@ class TritonAttention:
         """
         if self._places is None:
             raise RuntimeError("there is no place for plans of graphs")
-        kinds = [
-            LaunchKind(self.tuning.few, True, True, NO_PIECES),
-            LaunchKind(self.tuning.shared, True, True, NO_PIECES),
-        ]
-        none = np.empty(0, np.int64)
-        only = Round(tuple(kinds[: 1 + shares]), np.empty((0, JOIN_FIELDS.value), np.int64), 0)
-        work = GroupWork(none, none, none, none, Division(none, none, (only,)))
-        plan = self._places.filled(rows, [work] * len(self._layout.groups))
+        none, joins = np.empty(0, np.int64), np.empty((0, JOIN_FIELDS.value), np.int64)
+
+        def nothing(tuning: Tuning) -> GroupWork:
+            sizes = (tuning.few, tuning.shared)[: 1 + shares]
+            only = Round(tuple(LaunchKind(one, True, True, NO_PIECES) for one in sizes), joins, 0)
+            return GroupWork(none, none, none, none, Division(none, none, (only,)))
+
+        plan = self._places.filled(rows, [nothing(kind.tuning) for kind in self._kinds])
         if plan is None:
             raise RuntimeError("the place for plans of graphs is too small")
         return plan
@@ -197,22 +183,22 @@ class TritonAttention:
         return WAVES * torch.cuda.get_device_properties(self._device).multi_processor_count
 
     def write(self, layer: int, keys: Tensor, values: Tensor, plan: GpuPlan) -> None:
-        group, place = self._place[layer]
-        arguments, options = self._to_write(place, _readable(keys), _readable(values), plan.groups[group].slots)
+        group, _ = self._place[layer]
+        arguments, options = self._to_write(layer, _readable(keys), _readable(values), plan.groups[group].slots)
         write_slots[(len(keys),)](*arguments, **options)
 
     def attend(self, layer: int, queries: Tensor, plan: GpuPlan, sinks: Tensor | None = None) -> Tensor:
-        number, place = self._place[layer]
-        queries, group = _readable(queries), plan.groups[number]
-        out = torch.empty((*queries.shape[:2], self._head_dim), dtype=queries.dtype, device=queries.device)
+        number, _ = self._place[layer]
+        queries, group, kind = _readable(queries), plan.groups[number], self._kinds[number]
+        out = torch.empty((*queries.shape[:2], kind.dim), dtype=queries.dtype, device=queries.device)
         scores = self._no_sinks if sinks is None else sinks * LOG2E
         for part in group.passes:
             parts = *self._parts_for(part.parts), scores
             for launch in part.launches:
-                arguments, options = self._to_attend(place, queries, out, plan.packed, group, launch, parts)
-                attend_pieces[(launch.programs, self._kv_heads * self._head_tiles)](*arguments, **options)
+                arguments, options = self._to_attend(layer, queries, out, plan.packed, group, launch, parts)
+                attend_pieces[(launch.programs, kind.columns)](*arguments, **options)
             if len(part.joins):
-                arguments, options = self._to_join(out, part.joins, parts)
+                arguments, options = self._to_join(layer, out, part.joins, parts)
                 join_parts[(len(part.joins), self._heads)](*arguments, **options)
         return out
 
@@ -227,7 +213,7 @@ class TritonAttention:
     def _new_parts(self, parts: int) -> tuple[Tensor, Tensor]:
         mixed, sums = (
             torch.empty((parts, self._heads, width), dtype=torch.float32, device=self._device)
-            for width in (self._head_dim, 2)
+            for width in (self._widest, 2)
         )
         return mixed, sums
 
@@ -236,85 +222,83 @@ class TritonAttention:
 
         On a GPU it loads them too, so that a kernel that does not fit there is known at the start.
         """
-        few, many = self.tuning.few, self.tuning.many
-        none = torch.empty(0, dtype=torch.int32, device=self._device)
-        queries, keys = (
-            torch.empty((0, heads, self._key_dim), dtype=self._dtype, device=self._device)
-            for heads in (self._heads, self._kv_heads)
-        )
-        arguments, options = self._to_write(0, keys, keys, none)
-        made = [write_slots.warmup(*arguments, grid=(1,), **options)]
-        group, parts = GpuGroupPlan(none, none, none, none, ()), (*self._parts, self._no_sinks)
-        for sizes, divided, looped in (
-            (few, True, True), (many, True, False), (many, False, False), (self.tuning.shared, True, True),
-        ):  # fmt: skip
-            launch = Launch(sizes, divided, looped, 0, 1)
-            arguments, options = self._to_attend(0, queries, queries, none, group, launch, parts)
-            made.append(attend_pieces.warmup(*arguments, grid=(1, 1), **options))
-        arguments, options = self._to_join(queries, none, parts)
-        made.append(join_parts.warmup(*arguments, grid=(1, 1), **options))
+        made = [kernel for group in self._layout.groups for kernel in self._prepared(group.layers[0])]
         for kernel in made if self._device.type == "cuda" else ():
             kernel._init_handles()
 
+    def _prepared(self, layer: int) -> list[Any]:
+        """Compiles the kernels of a layer's group."""
+        kind = self._kinds[self._place[layer][0]]
+        tuning, shape = kind.tuning, kind.shape
+        none = torch.empty(0, dtype=torch.int32, device=self._device)
+        queries, keys = (
+            torch.empty((0, heads, shape.key_dim), dtype=self._dtype, device=self._device)
+            for heads in (self._heads, shape.heads)
+        )
+        arguments, options = self._to_write(layer, keys, keys, none)
+        made = [write_slots.warmup(*arguments, grid=(1,), **options)]
+        group, parts = GpuGroupPlan(none, none, none, none, ()), (*self._parts, self._no_sinks)
+        for sizes, divided, looped in (
+            (tuning.few, True, True), (tuning.many, True, False), (tuning.many, False, False),
+            (tuning.shared, True, True),
+        ):  # fmt: skip
+            launch = Launch(sizes, divided, looped, 0, 1)
+            arguments, options = self._to_attend(layer, queries, queries, none, group, launch, parts)
+            made.append(attend_pieces.warmup(*arguments, grid=(1, 1), **options))
+        arguments, options = self._to_join(layer, queries, none, parts)
+        made.append(join_parts.warmup(*arguments, grid=(1, 1), **options))
+        return made
+
     # Arguments of kernels, and constants that they are compiled with
 
-    def _to_write(self, place: int, keys: Tensor, values: Tensor, slots: Tensor) -> Call:
-        stores, scales = self._read(place)
+    def _to_write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> Call:
+        stores, scales, strides = self._read(layer)
         arguments = (
             keys, values, *stores, *scales, slots, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
-            self._slots,
+            *strides,
         )  # fmt: skip
-        return arguments, {
-            "HEADS": self._kv_heads, "PADDED_HEADS": _power_of_two(self._kv_heads), "HEAD_DIM": self._key_dim,
-            "PADDED_DIM": _power_of_two(self._key_dim), "KV_FORMAT": self._format, "KEYS_ALONE": self._latent,
-        }  # fmt: skip
+        kind = self._kinds[self._place[layer][0]]
+        return arguments, kind.to_write(self._layout.page_size) | {"KV_FORMAT": self._format}
 
     def _to_attend(
-        self, place: int, queries: Tensor, out: Tensor, packed: Tensor, group: GpuGroupPlan, launch: Launch,
+        self, layer: int, queries: Tensor, out: Tensor, packed: Tensor, group: GpuGroupPlan, launch: Launch,
         parts: tuple[Tensor, Tensor, Tensor],
     ) -> Call:  # fmt: skip
-        layout, sizes, (stores, scales) = self._layout, launch.sizes, self._read(place)
+        kind, (stores, scales, strides) = self._kinds[self._place[layer][0]], self._read(layer)
         arguments = (
             out, queries, *stores, *scales, packed, launch.header, group.first, group.last, group.first_part, *parts,
-            self._scale, self._cap, queries.stride(0), queries.stride(1), self._slots,
+            kind.scale, self._cap, queries.stride(0), queries.stride(1), *strides,
         )  # fmt: skip
-        return arguments, {
-            "HEADS_PER_KV": self._heads_per_kv, "HEAD_DIM": self._head_dim, "PADDED_DIM": self._padded_dim,
-            "REST": self._rest, "PADDED_REST": max(16, _power_of_two(self._rest)),
-            "PAGE_SIZE": layout.page_size, "KV_FORMAT": self._format,
-            "TILE_TOKENS": sizes.tokens(self._tile_heads), "TILE_HEADS": self._tile_heads,
-            "HEAD_TILES": self._head_tiles, "TILE_KEYS": sizes.tile,
-            "CAPPED": self._capped, "DIVIDED": launch.divided, "LOOPED": launch.looped,
+        return arguments, kind.to_attend(self._layout.page_size, launch.sizes) | {
+            "KV_FORMAT": self._format, "CAPPED": self._capped, "DIVIDED": launch.divided, "LOOPED": launch.looped,
             "SCORE_TYPE": self._score_type, "VALUE_TYPE": self._value_type,
-            "num_warps": sizes.warps, "num_stages": sizes.stages,
         }  # fmt: skip
 
-    def _to_join(self, out: Tensor, joins: Tensor, parts: tuple[Tensor, Tensor, Tensor]) -> Call:
-        return (out, *parts, joins), {
-            "HEAD_DIM": self._head_dim,
-            "PADDED_DIM": self._padded_dim,
-            "PARTS_AT_ONCE": PARTS_AT_ONCE,
-        }
+    def _to_join(self, layer: int, out: Tensor, joins: Tensor, parts: tuple[Tensor, Tensor, Tensor]) -> Call:
+        kind = self._kinds[self._place[layer][0]]
+        return (out, *parts, joins), kind.to_join() | {"PARTS_AT_ONCE": PARTS_AT_ONCE}
 
-    def _read(self, place: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Returns elements and scales of K and V.
+    def _read(self, layer: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[int, int]]:
+        """Returns elements of K and V, scales of both, and the strides from page to page of elements and of scales.
 
         Without scales the elements stand for them: kernels do not read them then. K stands for a V that is in it.
         """
-        elements = self.pool.elements(place)
-        scales = self.pool.scales(place) or elements
-        return (elements[0], elements[-1]), (scales[0], scales[-1])
+        place = self._place[layer]
+        elements = self.pool.elements(*place)
+        scales = self.pool.scales(*place) or elements
+        strides = self.pool.stride // elements[0].itemsize, self.pool.stride // 4
+        return (elements[0], elements[-1]), (scales[0], scales[-1]), strides
 
     # Pages
 
     def copy(self, pages: NDArray[np.int32]) -> None:
         self.pool.copy(pages)
 
-    def export(self, pages: NDArray[np.int32], groups: NDArray[np.int32]) -> Tensor:  # noqa: ARG002 - all are alike
-        return self.pool.export(pages)
+    def export(self, pages: NDArray[np.int32], groups: NDArray[np.int32]) -> Tensor:
+        return self.pool.export(pages, groups)
 
-    def import_pages(self, pages: NDArray[np.int32], groups: NDArray[np.int32], content: Tensor) -> None:  # noqa: ARG002
-        self.pool.import_pages(pages, content)
+    def import_pages(self, pages: NDArray[np.int32], groups: NDArray[np.int32], content: Tensor) -> None:
+        self.pool.import_pages(pages, groups, content)
 
     def poison(self, pages: NDArray[np.int32]) -> None:
         self.pool.poison(pages)
@@ -330,7 +314,3 @@ def _device(device: torch.device) -> tuple[str, tuple[int, int]]:
     """Returns name and compute capability."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return name, capability_of(device)
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

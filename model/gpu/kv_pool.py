@@ -1,4 +1,8 @@
-"""Bytes of the GPU's KV pool: keys and values by slot, in the model's dtype or in 8 bits (see `model.kv_pool`)."""
+"""Bytes of the GPU's KV pool: pages one after the other, in the model's dtype or in 8 bits (see `model.kv_pool`)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -8,12 +12,37 @@ from torch import Tensor
 from cache_manager.layout import KVLayout
 from model.kv_pool import ALL_ONES, EIGHT_BIT
 
+ALIGNMENT = 64  # bytes; pages begin at multiples, so that kernels copy whole 16 bytes, whatever the element
+
+
+@dataclass(frozen=True, slots=True)
+class PagePart:
+    """What is kept of one layer within a page of its group: keys, values, or scales of either.
+
+    Attributes:
+        offset: Bytes from the beginning of the page.
+        heads: KV heads.
+        width: Bytes of a token's row of one head.
+    """
+
+    offset: int
+    heads: int
+    width: int
+
+    def of(self, pages: Tensor, page_size: int) -> Tensor:
+        """Returns the part of pages [n, bytes] uint8, a view [n, heads, page_size, width]."""
+        size = self.heads * page_size * self.width
+        return pages[:, self.offset : self.offset + size].unflatten(1, (self.heads, page_size, self.width))
+
 
 class KVPool:
-    """Pages whose layers have KV of one shape, with equally many layers in all groups.
+    """Pages in one memory.
 
-    K and V of a layer are [kv_heads, slots, head_dim], or K alone where values are in keys (latent attention). A slot
-    is page x page_size + offset.
+    A page has for each layer of its group K and V, or K alone where values are in keys (latent attention), each
+    [kv_heads, page_size, head_dim]. With 8-bit elements the scales of all follow, each [kv_heads, page_size] float32.
+
+    Attributes:
+        stride: Bytes from a page to the next one.
     """
 
     def __init__(self, layout: KVLayout, pages: int, dtype: str, device: torch.device) -> None:
@@ -25,82 +54,89 @@ class KVPool:
             dtype: Name of one of torch's floating-point types, "int8" or "fp8".
             device: Device of the pool.
         """
-        self._page_size, self._device = layout.page_size, device
+        self._layout, self._device = layout, device
         self._eight_bit: torch.dtype | None = EIGHT_BIT.get(dtype)
         # As bytes: torch has index_copy_ and index_select for uint8, not for float8.
-        stored = getattr(torch, dtype) if self._eight_bit is None else torch.uint8
-        slots = pages * layout.page_size
-        layers, kv = range(len(layout.groups[0].layers)), layout.groups[0].shape
+        self._stored = getattr(torch, dtype) if self._eight_bit is None else torch.uint8
+        self.stride = -(-layout.page_bytes // ALIGNMENT) * ALIGNMENT
+        self._pages = torch.zeros((pages, self.stride), dtype=torch.uint8, device=device)
+        self._elements, self._scales = zip(*(self._parts(group) for group in range(len(layout.groups))), strict=True)
 
-        def zeros(width: int, kind: torch.dtype) -> list[tuple[Tensor, ...]]:
-            shape = (kv.heads, slots, width)
-            return [tuple(torch.zeros(shape, dtype=kind, device=device) for _ in kv.kept) for _ in layers]
-
-        self._elements = zeros(kv.key_dim, stored)
-        self._scales = zeros(1, torch.float32) if self._eight_bit is not None else []
+    def _parts(self, group: int) -> tuple[list[list[PagePart]], list[list[PagePart]]]:
+        """Returns for each layer of a group its elements, and its scales if it has some."""
+        shape, at, made = self._layout.groups[group].shape, 0, []
+        layers = range(len(self._layout.groups[group].layers))
+        scales = self._layout.scale_bytes
+        for widths in ([n * self._stored.itemsize for n in shape.kept], [scales] * (len(shape.kept) if scales else 0)):
+            kind = list[list[PagePart]]()
+            for _ in layers:
+                kind.append([])
+                for width in widths:
+                    kind[-1].append(PagePart(at, shape.heads, width))
+                    at += shape.heads * self._layout.page_size * width
+            made.append(kind)
+        return made[0], made[1]
 
     @property
     def eight_bit(self) -> torch.dtype | None:
         """Dtype of 8-bit elements. None for other elements."""
         return self._eight_bit
 
-    def elements(self, layer: int) -> tuple[Tensor, ...]:
-        """Returns what is kept of a layer, K and V, each [kv_heads, slots, head_dim]; uint8 for 8-bit elements."""
-        return self._elements[layer]
+    def elements(self, group: int, layer: int) -> list[Tensor]:
+        """Returns what is kept of a layer, K and V: the pool from its part of page 0 on; uint8 for 8-bit elements.
 
-    def scales(self, layer: int) -> tuple[Tensor, ...] | None:
-        """Returns the scales of what is kept, each [kv_heads, slots, 1] float32. None without 8-bit elements."""
-        return self._scales[layer] if self._scales else None
+        Args:
+            group: The layer's group.
+            layer: Index of the layer in it.
+        """
+        return [self._pages.view(-1)[part.offset :].view(self._stored) for part in self._elements[group][layer]]
+
+    def scales(self, group: int, layer: int) -> list[Tensor]:
+        """Returns the scales of what is kept of a layer, likewise, float32; none without 8-bit elements."""
+        return [self._pages.view(-1)[part.offset :].view(torch.float32) for part in self._scales[group][layer]]
 
     def copy(self, pages: NDArray[np.int32]) -> None:
-        """Copies pages in all layers.
+        """Copies pages.
 
         Args:
             pages: [n, 2] int32. Source page, target page; no page is both.
         """
-        sources, targets = self._slots(pages[:, 0]), self._slots(pages[:, 1])
-        for pair in (*self._elements, *self._scales):
-            for store in pair:
-                store.index_copy_(1, targets, store.index_select(1, sources))
+        sources, targets = self._on_device(pages[:, 0]), self._on_device(pages[:, 1])
+        self._pages.index_copy_(0, targets, self._pages.index_select(0, sources))
 
-    def export(self, pages: NDArray[np.int32]) -> Tensor:
-        """Returns pages in canonical form, [pages, page_bytes] uint8.
+    def export(self, pages: NDArray[np.int32], groups: NDArray[np.int32]) -> Tensor:
+        """Returns pages in canonical form, as `AttentionBackend.export` does."""
+        made = torch.zeros((len(pages), self._layout.page_bytes), dtype=torch.uint8, device=self._device)
+        for group, chosen, which in self._by_group(pages, groups):
+            content, size = self._pages.index_select(0, chosen), self._layout.page_size
+            parts = [part.of(content, size).transpose(1, 2).flatten(1) for part in self._in_order(group)]
+            made[which, : self._layout.group_bytes(group)] = torch.cat(parts, dim=1)
+        return made
 
-        For each layer what is kept as [tokens, kv_heads, head_dim], then the scales likewise with 8-bit elements.
-        """
-        slots, n = self._slots(pages), len(pages)
-        parts = [
-            store.index_select(1, slots).unflatten(1, (n, self._page_size)).permute(1, 2, 0, 3).reshape(n, -1)
-            for pair in (*self._elements, *self._scales)
-            for store in pair
-        ]
-        return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=1)
-
-    def import_pages(self, pages: NDArray[np.int32], content: Tensor) -> None:
-        """Fills pages.
-
-        Args:
-            pages: [n] int32.
-            content: [n, page_bytes] uint8, as `export` returns it.
-        """
-        slots, n, at = self._slots(pages), len(pages), 0
-        for pair in (*self._elements, *self._scales):
-            for store in pair:
-                heads, _, width = store.shape
-                size = heads * self._page_size * width * store.element_size()
-                part = content[:, at : at + size].contiguous().to(self._device).view(store.dtype)
-                part = part.view(n, self._page_size, heads, width).permute(2, 0, 1, 3)
-                store.index_copy_(1, slots, part.reshape(heads, n * self._page_size, width))
-                at += size
+    def import_pages(self, pages: NDArray[np.int32], groups: NDArray[np.int32], content: Tensor) -> None:
+        """Fills pages from canonical form, as `AttentionBackend.import_pages` does."""
+        for group, chosen, which in self._by_group(pages, groups):
+            form = content.to(self._device).index_select(0, which)
+            made, size = torch.zeros((len(chosen), self.stride), dtype=torch.uint8, device=self._device), form.shape[0]
+            for part in self._in_order(group):
+                tokens = form[:, part.offset : part.offset + part.heads * self._layout.page_size * part.width]
+                tokens = tokens.reshape(size, self._layout.page_size, part.heads, part.width)
+                part.of(made, self._layout.page_size).copy_(tokens.transpose(1, 2))
+            self._pages.index_copy_(0, chosen, made)
 
     def poison(self, pages: NDArray[np.int32]) -> None:
         """Fills pages with bytes that are NaN in every floating-point type, as the other pools do."""
-        slots = self._slots(pages)
-        for pair in (*self._elements, *self._scales):
-            for store in pair:
-                store.view(torch.uint8).index_fill_(1, slots, ALL_ONES)
+        self._pages.index_fill_(0, self._on_device(pages), ALL_ONES)
 
-    def _slots(self, pages: NDArray[np.int32]) -> Tensor:
-        """Returns all slots of these pages, page by page."""
-        slots = pages[:, None].astype(np.int64) * self._page_size + np.arange(self._page_size)
-        return torch.from_numpy(slots.reshape(-1)).to(self._device, non_blocking=True)
+    def _in_order(self, group: int) -> Iterator[PagePart]:
+        """Yields the parts of a page, which have the same places in it and in canonical form."""
+        return chain(*self._elements[group], *self._scales[group])
+
+    def _by_group(self, pages: NDArray[np.int32], groups: NDArray[np.int32]) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yields each group among those of pages, its pages, and their indices, int64."""
+        for group in np.unique(groups).tolist():
+            which = np.flatnonzero(groups == group)
+            yield group, self._on_device(pages[which]), self._on_device(which)
+
+    def _on_device(self, numbers: NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(numbers.astype(np.int64)).to(self._device, non_blocking=True)

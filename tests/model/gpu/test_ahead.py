@@ -53,7 +53,8 @@ def attention(
         "out": floats, "queries": floats, "keys": pages, "values": pages, "key_scales": "*fp32",
         "value_scales": "*fp32", "plan": "*i32", "header": "i32", "first_key": "*i32", "end_key": "*i32",
         "first_part": "*i32", "partial_out": "*fp32", "partial_sums": "*fp32", "sinks": "*fp32", "score_scale": "fp32",
-        "soft_cap": "fp32", "query_stride": "i32", "query_head_stride": "i32", "pool_slots": "i32",
+        "soft_cap": "fp32", "query_stride": "i32", "query_head_stride": "i32", "page_stride": "i32",
+        "scale_stride": "i32",
     }  # fmt: skip
     tile_heads = min(16, 1 << (group - 1).bit_length())
     constants = {
@@ -63,7 +64,7 @@ def attention(
         "HEAD_TILES": -(-group // tile_heads), "TILE_KEYS": sizes.tile, "CAPPED": capped, "DIVIDED": divided,
         "LOOPED": looped, "SCORE_TYPE": compute, "VALUE_TYPE": compute,
     }  # fmt: skip
-    aligned = ("query_stride", "query_head_stride")
+    aligned = ("query_stride", "query_head_stride", "page_stride", "scale_stride")
     return compile_for(capability, attend_pieces, types, constants, aligned, sizes.warps, sizes.stages)
 
 
@@ -153,13 +154,16 @@ def test_writing_pages(capability: int, heads: int, dim: int, format_: Any) -> N
     types = {
         "keys": "*bf16", "values": "*bf16", "key_store": pages, "value_store": pages, "key_scales": "*fp32",
         "value_scales": "*fp32", "slots": "*i32", "key_stride": "i32", "key_head_stride": "i32", "value_stride": "i32",
-        "value_head_stride": "i32", "store_slots": "i32",
+        "value_head_stride": "i32", "page_stride": "i32", "scale_stride": "i32",
     }  # fmt: skip
     constants = {
         "HEADS": heads, "PADDED_HEADS": 1 << (heads - 1).bit_length(), "HEAD_DIM": dim,
-        "PADDED_DIM": 1 << (dim - 1).bit_length(), "KV_FORMAT": format_.value, "KEYS_ALONE": dim == 576,
+        "PADDED_DIM": 1 << (dim - 1).bit_length(), "PAGE_SIZE": 16, "KV_FORMAT": format_.value,
+        "KEYS_ALONE": dim == 576,
     }  # fmt: skip
-    aligned = ("key_stride", "key_head_stride", "value_stride", "value_head_stride")
+    aligned = (
+        "key_stride", "key_head_stride", "value_stride", "value_head_stride", "page_stride", "scale_stride"
+    )  # fmt: skip
     made = compile_for(capability, write_slots, types, constants, aligned)
     check(made, capability)
     assert "ld.global.v" in made.assembly

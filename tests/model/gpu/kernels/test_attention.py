@@ -39,8 +39,9 @@ class TritonPool(Pool):
     def _backend(self, layout: KVLayout, pages: int) -> AttentionBackend:
         compute = compute_in(self.case.dtype)
         # One page more, as a runner has one of its own.
-        made = TritonAttention(layout, pages + 1, self.heads, self.kv, DEVICE, compute, soft_cap=self.soft_cap)
-        made.tuning = self.tuning or made.tuning
+        made = TritonAttention(
+            layout, pages + 1, self.heads, self.kv, DEVICE, compute, soft_cap=self.soft_cap, tuning=self.tuning
+        )
         self.reference = ReferenceAttention(layout, pages, self.heads, self.kv, DEVICE, soft_cap=self.soft_cap)
         self.reference.poison(np.arange(pages, dtype=np.int32))
         return made
