@@ -6,9 +6,8 @@ from typing import Any
 from cache_manager.layout import KVShape
 from model.gpu.tuning import TileSizes, Tuning
 
-MOST_DIM = 256
-MOST_VALUE_DIM, MOST_REST = 512, 256
-"""Latent attention: elements of a value, and of a key after them."""
+MOST_DIM = 512  # elements of a value, and of a key where it is not latent
+MOST_REST = 256  # elements of a latent key after those that are its value
 MOST_TILE_HEADS = 16  # most query heads of a KV head in a tile; where more share one, several programs read it
 
 
@@ -76,13 +75,10 @@ def why_not(shape: KVShape) -> str | None:
     rest = shape.key_dim - shape.value_dim
     if rest and not shape.latent:
         return "its keys and values differ in shape"
-    if shape.latent and (shape.value_dim % 16 or rest % 16 or shape.value_dim > MOST_VALUE_DIM or rest > MOST_REST):
-        return (
-            f"a latent has {shape.value_dim} elements and {rest} rotated ones, no multiples of 16 up to "
-            f"{MOST_VALUE_DIM} and {MOST_REST}"
-        )
-    if not shape.latent and (shape.key_dim % 16 or shape.key_dim > MOST_DIM):
-        return f"a head has {shape.key_dim} elements, no multiple of 16 up to {MOST_DIM}"
+    if shape.value_dim % 16 or shape.value_dim > MOST_DIM:
+        return f"a head has {shape.value_dim} elements, no multiple of 16 up to {MOST_DIM}"
+    if rest % 16 or rest > MOST_REST:
+        return f"a latent has {rest} rotated elements, no multiple of 16 up to {MOST_REST}"
     return None
 
 

@@ -42,6 +42,7 @@ class KVPool:
     [kv_heads, page_size, head_dim]. With 8-bit elements the scales of all follow, each [kv_heads, page_size] float32.
 
     Attributes:
+        count: The number of pages.
         stride: Bytes from a page to the next one.
     """
 
@@ -54,7 +55,7 @@ class KVPool:
             dtype: Name of one of torch's floating-point types, "int8" or "fp8".
             device: Device of the pool.
         """
-        self._layout, self._device = layout, device
+        self._layout, self._device, self.count = layout, device, pages
         self._eight_bit: torch.dtype | None = EIGHT_BIT.get(dtype)
         # As bytes: torch has index_copy_ and index_select for uint8, not for float8.
         self._stored = getattr(torch, dtype) if self._eight_bit is None else torch.uint8

@@ -115,7 +115,7 @@ def test_kernels_for_gpus_need_one(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
         ((8, 0), {}, None),
         ((9, 0), {"kv_cache_dtype": "fp8"}, None),
         ((7, 5), {}, "the device has compute capability 7.5, below 8.0"),
-        ((9, 0), {"narrow": True}, "a head has 8 elements, no multiple of 16 up to 256"),
+        ((9, 0), {"narrow": True}, "a head has 8 elements, no multiple of 16 up to 512"),
     ],
 )
 def test_on_a_gpu_its_kernels_where_they_can(

@@ -118,7 +118,7 @@ def one_more_page_is_written(patch: pytest.MonkeyPatch) -> None:
 
     def changed(self: TritonAttention, layer: int, keys: Tensor, values: Tensor, plan: object) -> None:
         write(self, layer, keys, values, plan)  # type: ignore[arg-type]
-        every = np.arange(self.pool.elements(0)[0].shape[1] // 16, dtype=np.int32)
+        every = np.arange(self.pool.count, dtype=np.int32)
         content = exported(self, every)
         content[:, :4] = 0
         imported(self, every, content)

@@ -88,7 +88,7 @@ def check_attention(made: Compiled, capability: int, elements: str, sizes: TileS
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, 128, 256, 512])
 @pytest.mark.parametrize("elements", ELEMENTS)
 def test_attention(capability: int, dim: int, elements: str) -> None:
     tuning = tuning_for("an unknown device", (capability // 10, 0), dim, elements)

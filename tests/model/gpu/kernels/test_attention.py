@@ -86,6 +86,7 @@ CASES = [
     Case(RAGGED[3:6], group=20, head_dim=48, kv_heads=1, dtype="bfloat16"),
     Case(((0, 45), (50, 20)), group=4, head_dim=32, kv_heads=1),
     Case(RAGGED, group=2, head_dim=16, windows=(None, 20), sinks=True),
+    Case(RAGGED[3:6], group=3, kv_heads=1, head_dim=512, page_size=7, dtype="float16"),
     Case(RAGGED, group=3, kv_heads=1, head_dim=48, latent=32),
     Case(RAGGED[2:], group=20, kv_heads=1, head_dim=48, page_size=7, dtype="float16", latent=16),
     Case(RAGGED[3:6], group=5, kv_heads=1, head_dim=80, latent=48, windows=(None, 20)),

@@ -74,7 +74,13 @@ def with_products(*args: Any) -> Decoder:
 
 @pytest.mark.parametrize(
     ("kind", "page_size", "quantization"),
-    [("windows", 16, None), ("windows", 5, None), ("windows", 16, "int4"), ("deepseek-v2", 5, None), ("gemma4", 5, None)],
+    [
+        ("windows", 16, None),
+        ("windows", 5, None),
+        ("windows", 16, "int4"),
+        ("deepseek-v2", 5, None),
+        ("gemma4", 5, None),
+    ],
 )
 def test_tokens_and_logits_are_those_of_the_reference(
     kind: str, page_size: int, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
