@@ -1,19 +1,19 @@
 """The product of each head with weights of its own."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from model.cpu.kernels.buffer import Buffer
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.group_panels import GroupPanels
-from model.cpu.kernels.linear import BLOCK_BYTES, Epilogue, multiply, sides_of
+from model.cpu.kernels.linear import BLOCK_BYTES, Epilogue, multiply
 from model.cpu.kernels.panels import PANEL, Panels
 from model.cpu.kernels.product import KernelLinear, NotCompiled
 from model.cpu.kernels.program import Call
 from model.cpu.kernels.rows import Writer
-from model.cpu.kernels.sides import MOST_ROWS, TILE, WeightPanel
+from model.cpu.kernels.sides import MOST_ROWS, TILE, Sides, WeightPanel
+from model.cpu.kernels.sums import PanelSums, sums_kernel
 
 
 def write_by_head(weights: Panels, ending: Epilogue) -> Writer:
@@ -31,20 +31,24 @@ def write_by_head(weights: Panels, ending: Epilogue) -> Writer:
         y: Result.
         y_stride: Bytes of a row of y.
         y_width: Bytes from a head's outputs to those of the next head.
+        kernel: See `sums_kernel`.
     """
 
     def write(code: Code) -> None:
-        count, x, x_stride, x_width, places, heads, panels, steps, y, y_stride, y_width = code.arguments(11)
-        rows, every = code.held(count), sides_of(code, weights, x, x_stride, y, y_stride)
+        count, x, x_stride, x_width, places, heads, panels, steps, y, y_stride, y_width, kernel = code.arguments(12)
+        rows, sums = code.held(count), PanelSums(code, weights, kernel, steps)
         block = code.smaller((code.integer(BLOCK_BYTES) // x_width // TILE + 1) * TILE, code.integer(MOST_ROWS))
         blocks = (rows + block - 1) // block
         first, last = code.share(heads * blocks * panels)
         with code.loop(first, last) as item:
             number, head, start = item % panels, item // panels // blocks, item // panels % blocks * block
             own = code.held(places + head * 8) + number * weights.panel_bytes(steps)
-            sides = replace(every, x=x + head * x_width, y=y + head * y_width)
-            panel = WeightPanel(number, own, steps, own, own, own)
-            multiply(code, weights, ending, start, code.smaller(rows - start, block), sides, panel)
+            sides, here = (
+                Sides(x + head * x_width, x_stride, y + head * y_width, y_stride),
+                code.smaller(rows - start, block),
+            )
+            sums.take(item // panels, sides, start, here)
+            multiply(code, sums, ending, start, here, sides, WeightPanel(number, own, steps, own, own, own))
 
     return write
 
@@ -75,6 +79,6 @@ def by_head_call(products: Sequence[KernelLinear], rows: int, x: Buffer, y: Buff
         (
             rows, x.tensor, x.stride, products[0].inputs * x.element.size,
             torch.tensor([part.panels.data_ptr() for part in parts]), len(parts), len(first.panels), first.steps,
-            y.tensor, y.stride, y_width * y.element.size,
+            y.tensor, y.stride, y_width * y.element.size, sums_kernel(kind),
         ),
     )  # fmt: skip

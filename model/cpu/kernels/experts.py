@@ -14,10 +14,11 @@ from model.cpu.kernels.choice import MOST_EXPERTS
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import FLOAT, Element
 from model.cpu.kernels.group_panels import GroupPanels
-from model.cpu.kernels.linear import Epilogue, InputSums, multiply, sides_of
+from model.cpu.kernels.linear import Epilogue, multiply
 from model.cpu.kernels.panels import PANEL, Panels
 from model.cpu.kernels.rows import Writer, shared_rows
 from model.cpu.kernels.sides import MOST_ROWS, Sides, WeightPanel
+from model.cpu.kernels.sums import PanelSums
 from model.cpu.kernels.values import FLOAT32, INT64, LANES, Value
 
 JOB = (
@@ -118,11 +119,10 @@ class _Ordered(Sides):
     order: Value
     used: Value | None
 
-    def inputs(self, row: Value, size: int) -> list[Value]:
-        if self.used is None:
-            return [self.x + (row + r) * self.x_stride for r in range(size)]
-        places = [self.code.load(self.order + (row + r) * 8, INT64) for r in range(size)]
-        return [self.x + place // self.used * self.x_stride for place in places]
+    def input(self, row: Value) -> Value:
+        if self.used is not None:
+            row = self.code.load(self.order + row * 8, INT64) // self.used
+        return self.x + row * self.x_stride
 
     def output(self, row: Value) -> Value:
         place = row if self.used is not None else self.code.load(self.order + row * 8, INT64)
@@ -149,26 +149,26 @@ def write_experts(weights: Panels | GroupPanels, ending: Epilogue, gather: bool)
         y_stride: Bytes of a row of y.
         scales: Addresses of each expert's scales, int64.
         biases: Addresses of each expert's biases, int64.
+        kernel: See `sums_kernel`.
     """
 
     def write(code: Code) -> None:
         (
-            jobs, count, order, used, x, x_stride, places, panels, steps, y, y_stride, scales, biases,
-        ) = code.arguments(13)  # fmt: skip
-        number_of_jobs, plain = code.held(count), sides_of(code, weights, x, x_stride, y, y_stride)
-        sides = _Ordered(x, x_stride, y, y_stride, plain.sums, plain.input_sums, code, order, used if gather else None)
-        input_sums = InputSums(code, weights, sides, steps)
+            jobs, count, order, used, x, x_stride, places, panels, steps, y, y_stride, scales, biases, kernel,
+        ) = code.arguments(14)  # fmt: skip
+        number_of_jobs, sums = code.held(count), PanelSums(code, weights, kernel, steps)
+        sides = _Ordered(x, x_stride, y, y_stride, code, order, used if gather else None)
         # Panel by panel through all jobs: they are of many sizes, and threads have the same of each.
         first, last = code.share(number_of_jobs * panels)
         with code.loop(first, last) as item:
             number, job = item // number_of_jobs, jobs + item % number_of_jobs * (8 * len(JOB))
             expert, start, rows = (code.load(job, INT64, 8 * i) for i in range(len(JOB)))
-            input_sums.make(job, start, rows)
+            sums.take(job, sides, start, rows)
             own = code.load(places + expert * 8, INT64) + number * weights.panel_bytes(steps)
             outputs = number * (PANEL * 4)
             factors = code.load(scales + expert * 8, INT64) + outputs if ending.scaled else own
             bias = code.load(biases + expert * 8, INT64) + outputs if ending.bias else own
-            multiply(code, weights, ending, start, rows, sides, WeightPanel(number, own, steps, bias, factors, own))
+            multiply(code, sums, ending, start, rows, sides, WeightPanel(number, own, steps, bias, factors, own))
 
     return write
 

@@ -14,7 +14,7 @@ from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import Element
 from model.cpu.kernels.group_panels import Factors, GroupPanels
 from model.cpu.kernels.panels import PANEL
-from model.cpu.kernels.sides import TILE, Sides, WeightPanel, each_tile
+from model.cpu.kernels.sides import TILE, PanelRows, each_tile
 from model.cpu.kernels.values import FLOAT32, FLOATS, INTS, LANES, Value, Variable
 
 Decode = Callable[[Value], list[list[Value]]]
@@ -32,19 +32,19 @@ FEWEST = 2  # rows that wait for memory: prefetched into the second cache, 0.9 o
 
 
 def add_group_sums(
-    code: Code, weights: GroupPanels, start: Value, count: Value, sides: Sides, panel: WeightPanel
+    code: Code, weights: GroupPanels, taken: PanelRows, count: Value, panel: Value, steps: Value
 ) -> None:
-    """Leaves the sums of `count` rows from `start` on, at most MOST_ROWS, in their room.
+    """Leaves the sums of the first `count` rows with a panel in their room.
 
     Those of their inputs are in theirs, see `sum_inputs`, where weights have offsets.
     """
     for size in range(1, TILE + 1):
         with code.when(count.equals(size)):
             for halves in _cut(size):
-                rows = _Rows(sides.inputs(start, size), halves, sides.sums, sides.input_sums)
-                _few_rows(code, weights, rows, panel)
+                rows = _Rows(taken.inputs(code, code.integer(0), size), halves, taken.sums, taken.input_sums)
+                _few_rows(code, weights, rows, panel, steps)
     with code.when(count > TILE):
-        _many_rows(code, weights, start, count, sides, panel)
+        _many_rows(code, weights, taken, count, panel, steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +74,20 @@ def _cut(size: int) -> Sequence[Sequence[int]]:
     return [BOTH] if size <= MOST_IN_BOTH else [(0,), (1,)]
 
 
-def sum_inputs(code: Code, weights: GroupPanels, start: Value, count: Value, sides: Sides, steps: Value) -> None:
-    """Sums the inputs of each run of `count` rows from `start` on, for offsets; the same for all panels.
+def sum_inputs(code: Code, weights: GroupPanels, taken: PanelRows, count: Value, steps: Value) -> None:
+    """Sums the inputs of each run of the first `count` rows, for offsets; the same for all panels.
 
     Args:
         code: The kernel.
         weights: Layout.
-        start: First row.
-        count: The number of rows, at most MOST_ROWS.
-        sides: Places of rows and of the sums.
+        taken: Places of rows and of the sums.
+        count: The number of rows.
         steps: Words of the element that a row of inputs has.
     """
     element, ones = weights.element, _ones(code, weights.element)
     runs = weights.block_count(steps) * weights.together
     with code.loop(0, count) as row:
-        (source,) = sides.inputs(start + row, 1)
+        (source,) = taken.inputs(code, row, 1)
         with code.loop(0, runs) as run:
             here, total = source + run * (weights.inputs * element.size), code.variable(code.floats(0.0))
             size = weights.inputs * element.size
@@ -100,7 +99,7 @@ def sum_inputs(code: Code, weights: GroupPanels, start: Value, count: Value, sid
                 for place in range(0, size, 4):
                     total.set(element.dot(code, total.value, element.everywhere(code, here, place), ones))
                 made = code.lane(total.value, 0)
-            code.store(made, sides.input_sums + (row * MOST_RUNS + run) * 4)
+            code.store(made, taken.input_sums + (row * MOST_RUNS + run) * 4)
 
 
 def _ones(code: Code, element: Element) -> Value:
@@ -150,18 +149,18 @@ def _each_run(
                 yield _Run(first + block * weights.together + run, runs + run * weights.run, numbers)
 
 
-def _few_rows(code: Code, weights: GroupPanels, rows: _Rows, panel: WeightPanel) -> None:
+def _few_rows(code: Code, weights: GroupPanels, rows: _Rows, panel: Value, steps: Value) -> None:
     """Multiplies up to TILE rows with integers that become the element's in registers."""
     totals = [[code.variable(code.floats(0.0)) for _ in places] for places in rows.places]
     cache, words, first = 2 if len(rows.inputs) <= FEWEST else 1, weights.words, rows.halves[0] == 0
-    blocks = weights.block_count(panel.steps)
-    with _each_run(code, weights, panel.weights, code.integer(0), blocks, cache if first else 0) as run:
+    blocks = weights.block_count(steps)
+    with _each_run(code, weights, panel, code.integer(0), blocks, cache if first else 0) as run:
         for line in range(0, weights.types.size if first else 0, LINE):
             code.prefetch(run.place + AHEAD, line, cache)
-        steps = run.place + weights.types.size
+        stored = run.place + weights.types.size
 
-        def load(step: Value, steps: Value = steps) -> list[list[Value]]:
-            place = steps + step * words.step
+        def load(step: Value, stored: Value = stored) -> list[list[Value]]:
+            place = stored + step * words.step
             for line in range(0, words.step if first else 0, LINE):
                 code.prefetch(place + AHEAD, line, cache)
             return words.decode(code, place, rows.halves)
@@ -186,28 +185,32 @@ def _add_run(
     element, first = weights.element, run.number * (weights.inputs * weights.element.size)
     sums = [[code.variable(code.floats(0.0)) for _ in row] for row in totals]
     with code.loop(0, weights.steps) as step:
+        running = [[part.value for part in row] for row in sums]
+        sources = [source + first + step * (weights.words.words * 4) for source in rows.inputs]
         for word, vectors in enumerate(load(step)):
-            for source, row in zip(rows.inputs, sums, strict=True):
-                value = element.everywhere(code, source + first + step * (weights.words.words * 4), word * 4)
-                for total, vector in zip(row, vectors, strict=True):
-                    total.set(element.dot(code, total.value, vector, value))
+            for source, parts in zip(sources, running, strict=True):
+                value = element.everywhere(code, source, word * 4)
+                parts[:] = [element.dot(code, part, vector, value) for part, vector in zip(parts, vectors, strict=True)]
+        for row, parts in zip(sums, running, strict=True):
+            for total, part in zip(row, parts, strict=True):
+                total.set(part)
     factors = weights.of_run(code, run.place, run.block)
-    for number, (row, made) in enumerate(zip(sums, totals, strict=True)):
-        for part, total, half in zip(row, made, rows.halves, strict=True):
-            total.set(code.fma(part.value, factors.scales[half], total.value))
+    for number, (row, results) in enumerate(zip(sums, totals, strict=True)):
+        for made, total, half in zip(row, results, rows.halves, strict=True):
+            total.set(code.fma(made.value, factors.scales[half], total.value))
         if factors.offsets is not None:
             inputs = code.splat(code.load(rows.input_sums + run.number * 4, FLOAT32, number * MOST_RUNS * 4))
-            for total, half in zip(made, rows.halves, strict=True):
+            for total, half in zip(results, rows.halves, strict=True):
                 total.set(code.fma(inputs, factors.offsets[half], total.value))
 
 
-def _many_rows(code: Code, weights: GroupPanels, start: Value, count: Value, sides: Sides, panel: WeightPanel) -> None:
+def _many_rows(code: Code, weights: GroupPanels, taken: PanelRows, count: Value, panel: Value, steps: Value) -> None:
     """Multiplies more rows, some blocks at a time, whose integers become the element's once for all rows."""
     with code.loop(0, count * 2) as vector:
-        code.store(code.floats(0.0), sides.sums + vector * (LANES * 4))
+        code.store(code.floats(0.0), taken.sums + vector * (LANES * 4))
     together, size_of_run = weights.together, _decoded_step(weights) * weights.steps
     most = max(1, PART_BYTES // size_of_run // together)
-    room, blocks = code.room(most * together * size_of_run), weights.block_count(panel.steps)
+    room, blocks = code.room(most * together * size_of_run), weights.block_count(steps)
 
     def decoded(run: Value, halves: Sequence[int]) -> Decode:
         """Returns a function that loads a step of a decoded run."""
@@ -222,24 +225,23 @@ def _many_rows(code: Code, weights: GroupPanels, start: Value, count: Value, sid
         return load
 
     with code.loop(0, blocks, most) as first_block:
-        here = panel.weights + first_block * weights.block
+        here = panel + first_block * weights.block
         number = code.smaller(blocks - first_block, code.integer(most))
         first = first_block * together
         with _each_run(code, weights, here, code.integer(0), number) as run:
             _decode_run(code, weights, run, room + run.number * size_of_run, number * weights.block)
 
         def tile(row: Value, size: int, first: Value = first, here: Value = here, number: Value = number) -> None:
-            beyond = row - start
-            places = sides.sums + beyond * (PANEL * 4), sides.input_sums + beyond * (MOST_RUNS * 4)
+            places = taken.sums + row * (PANEL * 4), taken.input_sums + row * (MOST_RUNS * 4)
             for halves in _cut(size):
-                rows = _Rows(sides.inputs(row, size), halves, *places)
+                rows = _Rows(taken.inputs(code, row, size), halves, *places)
                 totals = [[code.variable(code.load(rows.sums, FLOATS, place)) for place in row] for row in rows.places]
                 with _each_run(code, weights, here, first, number) as run:
                     base = room + (run.number - first) * size_of_run
                     _add_run(code, weights, run, rows, totals, decoded(base, halves))
                 _store(code, rows, totals)
 
-        each_tile(code, start, count, tile)
+        each_tile(code, count, tile)
 
 
 def _store(code: Code, rows: _Rows, totals: list[list[Variable]]) -> None:

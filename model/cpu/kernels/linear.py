@@ -3,10 +3,7 @@
 Weights lie in panels of 32 outputs. Each is a run of memory in the order in which it is read, so that the CPU can
 prefetch. One pass over a panel serves up to TILE rows. Many rows go through a panel part by part, each part from the
 cache. Weights of 8 bits become the element's in registers or, for many rows, once for all of them, in a room of a
-part's size.
-
-Invariant: an output is one sum in order of the inputs, whatever rows are beside it. So its bits depend on its own row
-alone.
+part's size. `model.cpu.kernels.sums` computes the sums, this module what becomes of them.
 """
 
 from collections.abc import Callable
@@ -19,18 +16,12 @@ from model.cpu.kernels import math
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import Element
 from model.cpu.kernels.group_panels import GroupPanels
-from model.cpu.kernels.group_sums import MOST_RUNS, add_group_sums, sum_inputs
-from model.cpu.kernels.panels import PANEL, Panels, PlainPanels
-from model.cpu.kernels.sides import MOST_ROWS, TILE, Sides, WeightPanel, each_tile
-from model.cpu.kernels.values import FLOAT32, FLOATS, INTS, LANES, Operand, Value
+from model.cpu.kernels.panels import PANEL, Panels
+from model.cpu.kernels.sides import MOST_ROWS, TILE, Sides, WeightPanel
+from model.cpu.kernels.sums import PanelSums
+from model.cpu.kernels.values import FLOAT32, FLOATS, INTS, LANES, Value
 
 BLOCK_BYTES = 2**18  # bytes of rows that stay in the cache of a core while all panels pass
-PART = 128  # steps of a panel that all rows of a block go through before the next ones, 16 KiB of the element
-LINE = 64  # bytes that a CPU fetches at once
-NONE = 2**62  # no row
-AHEAD = (
-    4096  # bytes; 1.3 to 1.8 times the speed of 8-bit weights with 4 and 8 rows, where the CPU alone fetches too late
-)
 
 Activation = Callable[[Code, Value], Value]
 ACTIVATIONS: dict[str, Activation] = {
@@ -141,34 +132,6 @@ def in_panels(outputs: Tensor, gated: bool) -> Tensor:
     return rows.view(-1, PANEL, width)
 
 
-class InputSums:
-    """Sums of inputs in a thread's room: computed anew where the rows are others than the last time."""
-
-    def __init__(self, code: Code, weights: Panels | GroupPanels, sides: Sides, steps: Value) -> None:
-        self._code, self._weights, self._sides, self._steps = code, weights, sides, steps
-        self._last = code.variable(code.integer(NONE))
-
-    def make(self, rows: Value, start: Value, count: Value) -> None:
-        """Sums the inputs of `count` rows from `start` on.
-
-        Args:
-            rows: Number that these rows alone have.
-            start: First row.
-            count: The number of rows.
-        """
-        if isinstance(self._weights, GroupPanels) and self._weights.has_offsets:
-            with self._code.when((rows ^ self._last.value) > 0):
-                sum_inputs(self._code, self._weights, start, count, self._sides, self._steps)
-                self._last.set(rows)
-
-
-def sides_of(code: Code, weights: Panels | GroupPanels, x: Value, x_stride: Value, y: Value, y_stride: Value) -> Sides:
-    """Returns the sides of a product, with the rooms that this thread needs."""
-    sums = code.room(MOST_ROWS * PANEL * 4)
-    has_offsets = isinstance(weights, GroupPanels) and weights.has_offsets
-    return Sides(x, x_stride, y, y_stride, sums, code.room(MOST_ROWS * MOST_RUNS * 4) if has_offsets else sums)
-
-
 def write_linear(weights: Panels | GroupPanels, ending: Epilogue) -> Callable[[Code], None]:
     """Writes the kernel of a product.
 
@@ -184,123 +147,41 @@ def write_linear(weights: Panels | GroupPanels, ending: Epilogue) -> Callable[[C
         bias: [panels, 32] float32.
         scales: [panels, 32] float32.
         zeros: [panels, 32] int32, see `WeightPanel`.
+        kernel: See `sums_kernel`.
     """
 
     def write(code: Code) -> None:
-        count, x, x_stride, places, panels, steps, y, y_stride, bias, scales, zeros = code.arguments(11)
-        rows, sides = code.held(count), sides_of(code, weights, x, x_stride, y, y_stride)
+        count, x, x_stride, places, panels, steps, y, y_stride, bias, scales, zeros, kernel = code.arguments(12)
+        rows, sides, sums = code.held(count), Sides(x, x_stride, y, y_stride), PanelSums(code, weights, kernel, steps)
         block = (code.integer(BLOCK_BYTES) // x_stride // TILE + 1) * TILE
         block = code.smaller(block, code.integer(MOST_ROWS))
         first, last = code.share((rows + block - 1) // block * panels)
-        input_sums = InputSums(code, weights, sides, steps)
         with code.loop(first, last) as item:
             number, start = item % panels, item // panels * block
             here, outputs = code.smaller(rows - start, block), number * (PANEL * 4)
-            input_sums.make(start, start, here)
+            sums.take(start, sides, start, here)
             own = places + number * weights.panel_bytes(steps)
             panel = WeightPanel(number, own, steps, bias + outputs, scales + outputs, zeros + outputs)
-            multiply(code, weights, ending, start, here, sides, panel)
+            multiply(code, sums, ending, start, here, sides, panel)
 
     return write
 
 
 def multiply(
-    code: Code,
-    weights: Panels | GroupPanels,
-    ending: Epilogue,
-    start: Value,
-    count: Value,
-    sides: Sides,
-    panel: WeightPanel,
+    code: Code, sums: PanelSums, ending: Epilogue, start: Value, count: Value, sides: Sides, panel: WeightPanel
 ) -> None:
-    """Multiplies `count` rows from `start` on, at most MOST_ROWS, with one panel."""
-    if isinstance(weights, GroupPanels):
-        add_group_sums(code, weights, start, count, sides, panel)
-    else:
-        _add_sums(code, weights, start, count, sides, panel)
-    _end_rows(code, ending, start, count, sides, panel)
-
-
-def _add_sums(code: Code, weights: Panels, start: Value, count: Value, sides: Sides, panel: WeightPanel) -> None:
-    """Leaves the sums of `count` rows from `start` on in their room."""
-    for size in range(1, TILE + 1):
-        with code.when(count.equals(size)):
-            part = _Part(weights, panel.weights, panel.steps, panel.weights + AHEAD, weights.step)
-            _add(code, part, size, sides.inputs(start, size), sides.sums, fresh=True)
-    with code.when(count > TILE):
-        _by_parts(code, weights, start, count, sides, panel)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Steps of a panel.
-
-    Attributes:
-        ahead: Address to prefetch from.
-        ahead_step: Bytes to prefetch for each step.
-    """
-
-    panels: Panels
-    weights: Value
-    steps: Value
-    ahead: Value
-    ahead_step: int
-
-
-def _add(code: Code, part: _Part, size: int, inputs: list[Value], sums: Value, fresh: bool) -> None:
-    """Adds the products of `size` rows with a part to the sums in their room, or with `fresh` to zeros."""
-    places = [[(r * PANEL + half * LANES) * 4 for half in range(2)] for r in range(size)]
-    totals = [
-        [code.variable(code.floats(0.0) if fresh else code.load(sums, FLOATS, place)) for place in row]
-        for row in places
-    ]
-    element = part.panels.element
-    with code.loop(0, part.steps) as i:
-        halves = part.panels.halves(code, part.weights + i * part.panels.step)
-        for line in range(0, part.ahead_step, LINE):
-            code.prefetch(part.ahead + i * part.ahead_step, line)
-        for r in range(size):
-            value = element.everywhere(code, inputs[r] + i * 4)
-            for total, half in zip(totals[r], halves, strict=True):
-                total.set(element.dot(code, total.value, half, value))
-    for row, made in zip(places, totals, strict=True):
-        for place, total in zip(row, made, strict=True):
-            code.store(total.value, sums, place)
-
-
-def _by_parts(code: Code, weights: Panels, start: Value, count: Value, sides: Sides, panel: WeightPanel) -> None:
-    """Computes the sums of many rows. While they go through a part of the panel, the next part is prefetched."""
-    with code.loop(0, count * 2) as vector:
-        code.store(code.floats(0.0), sides.sums + vector * (LANES * 4))
-    plain = PlainPanels(weights.element)
-    room = code.room(PART * plain.step)
-    with code.loop(0, panel.steps, PART) as first:
-        steps, here = code.smaller(panel.steps - first, code.integer(PART)), panel.weights + first * weights.step
-        if weights != plain:
-            with code.loop(0, steps) as i:
-                for half, values in enumerate(weights.halves(code, here + i * weights.step)):
-                    code.store(values, room + i * plain.step, half * LANES * 4)
-        part = _Part(plain, here if weights == plain else room, steps, here + PART * weights.step, weights.step)
-
-        def tile(row: Value, size: int, part: _Part = part, first: Value = first) -> None:
-            inputs = [place + first * 4 for place in sides.inputs(row, size)]
-            _add(code, part, size, inputs, sides.sums + (row - start) * (PANEL * 4), fresh=False)
-
-        each_tile(code, start, count, tile)
-
-
-def _end_rows(code: Code, ending: Epilogue, row: Value, count: Operand, sides: Sides, panel: WeightPanel) -> None:
-    """Writes the outputs of `count` rows from `row` on, whose sums are in the room."""
+    """Multiplies the rows that were taken, `count` from `start` on, with one panel, and writes their outputs."""
+    sums.add(count, panel)
     column = panel.number * ending.panel * ending.out.size
     with code.loop(0, count) as number:
-        made = [code.load(sides.sums + number * (PANEL * 4), FLOATS, LANES * 4 * half) for half in range(2)]
+        made = [code.load(sums.room + number * (PANEL * 4), FLOATS, LANES * 4 * half) for half in range(2)]
         if ending.rounded:
-            made = _of_octets(code, made, sides.inputs(row + number, 1)[0], panel)
+            made = _of_octets(code, made, sides.input(start + number), panel)
         if ending.scaled:
             made = [total * code.load(panel.scales, FLOATS, LANES * 4 * half) for half, total in enumerate(made)]
         if ending.bias:
             made = [total + code.load(panel.bias, FLOATS, LANES * 4 * half) for half, total in enumerate(made)]
-        _end(code, ending, made, sides.output(row + number) + column)
+        _end(code, ending, made, sides.output(start + number) + column)
 
 
 def _of_octets(code: Code, sums: list[Value], inputs: Value, panel: WeightPanel) -> list[Value]:

@@ -18,6 +18,7 @@ from model.cpu.kernels.panels import PANEL, Panels
 from model.cpu.kernels.prepared import ZERO, Preparation
 from model.cpu.kernels.program import Call, Machine
 from model.cpu.kernels.rows import write_gated
+from model.cpu.kernels.sums import sums_kernel
 from model.forward import ForwardBatch
 from model.weight_formats.groups import GroupWeights
 
@@ -171,7 +172,7 @@ class KernelPart:
             write_linear(self.kind, ending),
             (
                 rows, x.tensor, x.stride, self.panels, len(self.panels), self.steps, y, y_stride,
-                *(0 if one is None else one for one in (self.bias, self.scales, self.zeros)),
+                *(0 if one is None else one for one in (self.bias, self.scales, self.zeros)), sums_kernel(self.kind),
             ),
         )  # fmt: skip
 
@@ -330,7 +331,7 @@ def experts_call(
         write_experts(kind, ending, gather),
         (
             routes.jobs, routes.count, routes.order, 1 if by_place else routes.used, x.tensor, x.stride, panels,
-            len(first.panels), first.steps, y.tensor, y.stride, scales, biases,
+            len(first.panels), first.steps, y.tensor, y.stride, scales, biases, sums_kernel(kind),
         ),
     )  # fmt: skip
 

@@ -18,8 +18,17 @@ from model.cpu.kernels.values import INT64
 
 SPINS = 100  # a few microseconds; 2,000 took 15 ms for 300 kernels where two threads had one processor, 100 took 1
 
-Argument = int | float | Tensor | np.ndarray
-"""A number, or an array whose address a kernel gets. Floats become float32."""
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel that other kernels call."""
+
+    name: str
+    write: Writer
+
+
+Argument = int | float | Tensor | np.ndarray | Kernel
+"""A number, or an array or a kernel whose address a kernel gets. Floats become float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ class Program:
         self._table = np.zeros((len(calls), 1 + most), np.int64)
         for row, call in zip(self._table, calls, strict=True):
             row[0] = machine.compiler.kernel(call.name, call.write)
-            row[1 : 1 + len(call.arguments)] = [_word(argument) for argument in call.arguments]
+            row[1 : 1 + len(call.arguments)] = [_word(machine.compiler, argument) for argument in call.arguments]
         # calls, bytes from one to the next, address of the first, threads that have arrived
         self._state = np.array([len(calls), 8 * (1 + most), self._table.ctypes.data, 0], np.int64)
 
@@ -89,8 +98,10 @@ def write_run(code: Code) -> None:
                 code.external("sched_yield")
 
 
-def _word(argument: Argument) -> int:
+def _word(compiler: Compiler, argument: Argument) -> int:
     """Returns an argument as 64 bits."""
+    if isinstance(argument, Kernel):
+        return compiler.kernel(argument.name, argument.write)
     if isinstance(argument, Tensor):
         return argument.data_ptr()
     if isinstance(argument, float):

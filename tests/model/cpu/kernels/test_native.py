@@ -29,6 +29,7 @@ from model.cpu.kernels.native import Compiler
 from model.cpu.kernels.panels import Int8Panels, PlainPanels
 from model.cpu.kernels.program import Call, Machine
 from model.cpu.kernels.rows import Norm, write_norm
+from model.cpu.kernels.sums import write_sums
 from model.cpu.kernels.team import Team
 from tests.support.processes import wait_until
 
@@ -164,6 +165,8 @@ def test_no_cpu_needs_a_function_that_is_not_there(cpu: str, monkeypatch: pytest
         ),
         "linear": write_linear(PlainPanels(BFLOAT), Epilogue(BFLOAT, bias=True, gated=True, activation="gelu")),
         "int8": write_linear(Int8Panels(BFLOAT), Epilogue(BFLOAT, scaled=True)),
+        "sums": write_sums(PlainPanels(BFLOAT)),
+        "int8 sums": write_sums(Int8Panels(BFLOAT)),
         "experts": write_experts(
             Int8Panels(BFLOAT), Epilogue(BFLOAT, gated=True, activation="silu", scaled=True), gather=True
         ),
