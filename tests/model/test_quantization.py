@@ -45,6 +45,7 @@ from tests.model.test_parity import ENDLESS
 from tests.model.test_weights import DOWN, edit, load_it
 from tests.support.checkpoints import write_llama
 from tests.support.engines import Rig, make_request, make_rig
+from tests.support.marks import few
 from tests.support.planted import plant
 
 CPU = torch.device("cpu")
@@ -331,7 +332,7 @@ def held(directory: Path, dtype: str, quantization: str | None) -> int:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@few("case", CASES, [*NAMED, "llama-tied", "qwen3.5", "deepseek-v3", "gemma4", "mamba2", "gpt-oss", "phimoe"])
 def test_the_estimate_is_what_is_held(case: Case, dtype: str, shelf: Shelf) -> None:
     directory = shelf.checkpoint(case)
     for quantization in (None, "int8"):

@@ -15,17 +15,21 @@ from tests.model.families.prompts import ALIKE, FEW, PROMPTS
 from tests.model.families.reference import NEW
 from tests.model.test_parity import BOTH, CHUNKED, PIPELINED, Schedule, bits_of, tokens_of
 from tests.support.engines import Rig, make_request, make_rig
+from tests.support.marks import few
 
-each_case = pytest.mark.parametrize("case", CASES, ids=str)
 KINDS = {
     "llama", "gpt2", "gemma2", "phi", "opt-post-norm", "olmo2", "qwen3-moe", "qwen3.5", "gpt-oss", "deepseek-v3",
     "granite-hybrid", "lfm2", "nemotron-h", "falcon-h1",
 }  # fmt: skip
 """Cases of which each has a shape of layers, of attention, of states or of experts that no other has."""
-each_kind = pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[] if case.name in KINDS else [pytest.mark.slow]) for case in CASES], ids=str
-)
-"""The other cases are slow: they are put together from the same parts, and compared with transformers in any run."""
+each_kind = few("case", CASES, KINDS)
+"""The other cases are slow: they are put together from the same parts."""
+PARTS = {
+    "bloom", "cohere2", "exaone4", "gemma3", "gemma4", "glm4-moe-lite", "gptj", "kimi-linear", "llama4", "llama-llama3",
+    "mamba2", "minimax-m2", "phi3-longrope", "qwen2-moe", "smollm3", "stablelm",
+}  # fmt: skip
+"""Cases with a part that no kind has."""
+each_part = few("case", CASES, KINDS | PARTS)
 SOME = 24  # tokens of an output that schedules go on to
 LONGEST = max(map(len, PROMPTS)) + SOME
 FEW_PROMPTS = [PROMPTS[i] for i in FEW]
@@ -40,11 +44,7 @@ def same(rig: Rig, places: dict[int, int], together: Answer) -> None:
         assert rig.logits_of(attempt) == {position: expected[position] for position in range(SOME)}
 
 
-def test_kinds_are_cases() -> None:
-    assert {case.name for case in CASES} >= KINDS
-
-
-@each_case
+@each_part
 def test_tokens_and_logprobs_are_those_of_transformers(case: Case, shelf: Shelf) -> None:
     compare(shelf.answer(case), shelf.reference(case))
 
@@ -52,7 +52,7 @@ def test_tokens_and_logprobs_are_those_of_transformers(case: Case, shelf: Shelf)
 WHY_NOT = "a head has 2[04] elements|a recurrent layer has 120 channels|the plain part of its attention has 24"
 
 
-@each_case
+@each_part
 def test_kernels_compute_all_of_it(case: Case, shelf: Shelf) -> None:
     """Only widths keep a model from the CPU's kernels, none of its parts does."""
     try:
@@ -64,7 +64,7 @@ def test_kernels_compute_all_of_it(case: Case, shelf: Shelf) -> None:
 
 
 @pytest.mark.slow
-@each_case
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_layer_by_layer_it_is_the_same(case: Case, shelf: Shelf) -> None:
     compare(ask(shelf.checkpoint(case), FEW, backend="reference"), shelf.reference(case))
 
@@ -138,18 +138,18 @@ def test_half_precision_has_the_same_bits_under_any_schedule(case: Case, shelf: 
 # The comparisons above notice faults.
 
 
-@each_case
+@each_part
 def test_outputs_do_not_collapse(case: Case, shelf: Shelf) -> None:
     varied = [len(set(ids)) >= 8 for ids in shelf.reference(case).ids]
     assert sum(varied) >= 0.75 * len(varied)
 
 
-@each_case
+@each_part
 def test_no_choice_is_close(case: Case, shelf: Shelf) -> None:
     assert shelf.reference(case).margins.min() > 1e-3
 
 
-@each_case
+@each_part
 def test_the_pool_knows_the_windows(case: Case, shelf: Shelf) -> None:
     config = make_rig(shelf.checkpoint(case)).loaded.config
     assert config.windows == (case.windows or (None,) * config.layers)

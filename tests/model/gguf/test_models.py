@@ -28,6 +28,7 @@ from tests.model.gguf.apart import APART
 from tests.model.gguf.writer import Conversion, Kinds, all_in, convert
 from tests.support.checkpoints import write_llama
 from tests.support.engines import make_request, make_rig
+from tests.support.marks import few
 from tests.support.planted import plant
 
 CPU = torch.device("cpu")
@@ -123,7 +124,7 @@ def quantized(case: str) -> Kinds:
     return lambda name: next((kind for part, kind in mixed.items() if part in name), Kind.Q4_1)
 
 
-@pytest.mark.parametrize("kinds", ["F32", "mixed"])
+@few("kinds", ["F32", "mixed"], ["mixed"])
 @pytest.mark.parametrize("case", CASES)
 def test_bits_are_those_of_the_plain_weights(case: str, kinds: str, shelf: Shelf, tmp_path: Path) -> None:
     """Names, orders of rows, offsets of norms, and all that config.json says."""

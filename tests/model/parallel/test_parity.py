@@ -19,6 +19,7 @@ from tests.model.vision.conftest import Shelf as SeeingShelf
 from tests.model.vision.seen import Seen
 from tests.support.checkpoints import write_llama
 from tests.support.engines import Rig, make_request, make_rig
+from tests.support.marks import few
 
 NEAR = 1e-4
 NEW = 5
@@ -31,7 +32,11 @@ PAIRS = ("qwen3.5", "qwen3.5-moe", "qwen3-next", "kimi-linear-plain")
 """Cases that 2 ranks can share, not 4: their recurrent layers have 2 heads of keys."""
 DIVISIBLE = [case for case in CASES if case.name not in ALONE]
 BY_FOUR = [case for case in DIVISIBLE if case.name not in PAIRS]
-each, each_by_four = (pytest.mark.parametrize("case", cases, ids=str) for cases in (DIVISIBLE, BY_FOUR))
+QUICK = (
+    "llama", "gpt2", "gemma4", "olmo2", "qwen3-moe", "qwen3.5", "gpt-oss", "deepseek-v3", "granite-hybrid", "lfm2",
+    "mamba2", "nemotron-h", "falcon-h1", "kimi-linear", "minimax-m2", "mpt", "falcon",
+)  # fmt: skip
+each, each_by_four = few("case", DIVISIBLE, QUICK), pytest.mark.parametrize("case", BY_FOUR, ids=str)
 
 
 def run(directory: Path, ranks: int, **kind: Any) -> Rig:

@@ -14,6 +14,7 @@ from tests.model.vision.conftest import Shelf
 from tests.model.vision.pictures import encoded, picture
 from tests.model.vision.seen import BOTH_WAYS, NEW, SIZES, TEXTS, Seen
 from tests.support.engines import Rig, key_of, make_rig
+from tests.support.marks import few
 
 CONTEXT = 1024
 RECURRENT = [case for case in CAUSAL if case.name.startswith("qwen3.5")]
@@ -59,7 +60,7 @@ def test_tokens_are_those_of_transformers_in_one_mixed_batch(case: Case, seen: A
 
 
 @each
-@pytest.mark.parametrize("name", SCHEDULES)
+@few("name", SCHEDULES, ["page of 7", "pipelined"])
 def test_any_schedule_gives_the_same_bits(case: Case, name: str, seen: Any) -> None:
     one = seen(case)
     together, other = run(one), run(one, **SCHEDULES[name])

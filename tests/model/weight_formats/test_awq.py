@@ -38,6 +38,7 @@ from tests.model.test_weights import load_it
 from tests.model.weight_formats.packing import Quantized, Scheme, write_twins
 from tests.model.weight_formats.test_groups import bits, divided, linears
 from tests.model.weight_formats.unpacking import check, draw, runs, stored
+from tests.support.marks import few
 
 CPU = torch.device("cpu")
 SCHEMES = {
@@ -133,7 +134,7 @@ def test_harness_catches(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 # Models.
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@few("ranks", [1, 2], [1])
 @pytest.mark.parametrize("case", SCHEMES)
 def test_bits_are_those_of_the_plain_weights(case: str, ranks: int, shelf: Shelf, tmp_path: Path) -> None:
     quantized, plain = twins_of(case, shelf, tmp_path)

@@ -47,6 +47,7 @@ from tests.model.weight_formats.recipes import (
 )
 from tests.model.weight_formats.test_group_kernels import run
 from tests.model.weight_formats.test_groups import bits, divided, linears
+from tests.support.marks import few
 
 CPU = torch.device("cpu")
 CASES: dict[str, tuple[str, tuple[Recipe, ...]]] = {
@@ -88,7 +89,7 @@ def twins(case: str, recipes: Sequence[Recipe], shelf: Shelf, root: Path) -> tup
     return compressed, plain
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@few("ranks", [1, 2], [1])
 @pytest.mark.parametrize("name", CASES)
 def test_bits_are_those_of_the_plain_weights(name: str, ranks: int, shelf: Shelf, tmp_path: Path) -> None:
     compressed, plain = twins(*CASES[name], shelf, tmp_path)

@@ -38,6 +38,7 @@ from tests.model.weight_formats.compressed import Recipe, compress, half_scales,
 from tests.model.weight_formats.recipes import FP8_BLOCK, FP8_TENSOR
 from tests.model.weight_formats.stated import Stated, state
 from tests.model.weight_formats.test_groups import bits, divided, linears
+from tests.support.marks import few
 
 CPU = torch.device("cpu")
 STATIC = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
@@ -115,7 +116,7 @@ def twins(case: str, writer: Writer, shelf: Shelf, root: Path) -> tuple[Path, Pa
     return fp8, plain
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@few("ranks", [1, 2], [1])
 @pytest.mark.parametrize("name", CASES)
 def test_bits_are_those_of_the_plain_weights(name: str, ranks: int, shelf: Shelf, tmp_path: Path) -> None:
     fp8, plain = twins(*CASES[name], shelf, tmp_path)

@@ -39,6 +39,7 @@ from tests.model.test_weights import load_it
 from tests.model.weight_formats.groups import Groups, brought_back, in_groups
 from tests.support.checkpoints import write_llama
 from tests.support.engines import make_request, make_rig
+from tests.support.marks import few
 
 CPU = torch.device("cpu")
 SIZES = {"qwen3-moe": 8, "gpt-neox": 32, "llama-biases": 32, "phi3": 32, "gpt2": 32, "mixtral": 32, "gemma2": 32}
@@ -88,7 +89,7 @@ def divided(directory: Path, size: int) -> None:
     load_computer(directory, settings, 4, False, 1, Ranks(Shard(0, size)))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@few("ranks", [1, 2], [1])
 @pytest.mark.parametrize("case", SIZES)
 def test_bits_are_those_of_the_plain_weights(case: str, ranks: int, shelf: Shelf, tmp_path: Path) -> None:
     """Parts of a product apart and fused, gated or not, heads one by one, transposed, experts; divided among ranks."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -79,10 +80,18 @@ def near(machine: Machine, groups: GroupWeights, element: Element, rows: int) ->
     assert ((found - expected).abs() <= 2e-6 * sizes + 1e-6).all()
 
 
-@pytest.mark.parametrize("element", [FLOAT, BFLOAT], ids=lambda e: e.name)
 @pytest.mark.parametrize("levels", KINDS, ids=lambda levels: levels.name)
-@pytest.mark.parametrize("size", [32, 4096])
-@pytest.mark.parametrize("offsets", [None, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("element", "size", "offsets"),
+    [
+        (BFLOAT, 32, torch.float16),
+        *(
+            pytest.param(element, size, offsets, marks=pytest.mark.slow)
+            for element, size, offsets in product((FLOAT, BFLOAT), (32, 4096), (None, torch.float16))
+            if (element, size, offsets) != (BFLOAT, 32, torch.float16)
+        ),
+    ],
+)
 def test_equals_the_product_of_what_the_groups_stand_for(
     machine: Machine, element: Element, levels: Levels, size: int, offsets: torch.dtype | None
 ) -> None:
