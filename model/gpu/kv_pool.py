@@ -17,7 +17,7 @@ ALIGNMENT = 64  # bytes; pages begin at multiples, so that kernels copy whole 16
 
 @dataclass(frozen=True, slots=True)
 class PagePart:
-    """What is kept of one layer within a page of its group: keys, values, or scales of either.
+    """Part of a page: keys or values of one layer, or the scales of either.
 
     Attributes:
         offset: Bytes from the beginning of the page.
