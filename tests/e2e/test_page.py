@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -259,9 +260,14 @@ def test_colours_follow_the_system(inside: Browser) -> None:
 
 
 def test_stop_frees_the_pages_and_what_was_typed_is_the_operator_s(browser: Browser, server: RunningServer) -> None:
-    browser.run("for (const id of ['temperature', 'seed']) document.querySelector('#' + id).value = ''")
-    for _ in range(3):  # an answer may end by itself
-        ask(browser, "NURSE: " * 30, max_tokens=800)
+    def long(seed: int) -> bool:
+        return client.generate(prompt, max_tokens=800, temperature=1, seed=seed).usage.completion_tokens == 800
+
+    prompt = "NURSE: " * 30
+    with Client(server.address, Security(OPS)) as client:
+        seeds = list(islice(filter(long, count()), 3))
+    for seed in seeds:  # an answer may be whole before the click
+        ask(browser, prompt, max_tokens=800, temperature=1, seed=seed)
         browser.wait(lambda: len(browser.text(".completion")) > 60, "some of the answer")
         browser.click("#stop")
         browser.wait(lambda: browser.text("#summary"), "the end")
