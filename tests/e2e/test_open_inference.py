@@ -284,6 +284,6 @@ def test_the_example_of_its_page_runs(server: RunningServer) -> None:
     script = example.replace("127.0.0.1:50051", server.address)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.strip()) > 5, done.stdout  # a draw may end early
+    assert done.stdout  # the length is the model's: it draws, and may end an answer early
     for name in (*(tensor.name for tensor in (*INPUTS, *OUTPUTS)), *ALL):
         assert f"`{name}`" in page

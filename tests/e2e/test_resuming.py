@@ -56,7 +56,9 @@ def test_a_stream_goes_on_with_the_next_server(servers: list[RunningServer]) -> 
     first.process.wait()
     assert stream.server == second.address
     assert expected[1] == TOKENS
-    said = run_quire("generate", "ROMEO:", "--server", first.address, "--server", second.address, "--max-tokens", "5")
+    said = run_quire(
+        "generate", "ROMEO:", "--server", first.address, "--server", second.address, "--max-tokens=5", "--min-tokens=5"
+    )
     assert said.returncode == 0
     assert "5 generated tokens" in said.stderr
 

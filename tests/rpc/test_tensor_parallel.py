@@ -28,7 +28,7 @@ from scheduler.events import EndReason, StepOutputs, Submit
 from scheduler.parameters import Beam, Sampling, Stopping
 from scheduler.settings import SchedulerSettings
 from scheduler.spec import Spec
-from tests.support.forking import FORKS, Forked
+from tests.support.forking import Forked
 from tests.support.planted import plant
 from tests.support.processes import is_alive, temporary_directory, wait_until
 from tests.support.ranks import needs_ipv6
@@ -118,7 +118,6 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(command: list[str], **options: Any) -> Forked:
         return Forked(FOLLOWER, command, command, **options)
 
-    FORKS.running()  # from here: the kernel ends a fork server with the thread that started it
     monkeypatch.setattr(group, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start}))
 
 

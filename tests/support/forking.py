@@ -9,7 +9,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +36,31 @@ IMPORTED = (
 
 
 class Forks:
-    """The fork server of this process's tests, which starts when it is first needed."""
+    """The fork server of this process's tests, which starts when it is first needed, by whichever thread.
+
+    A thread of its own starts it: the kernel ends a fork server with the thread that started it.
+    """
 
     def __init__(self) -> None:
         self._server: ForkServer | None = None
+        self._starting, self._starter = threading.Lock(), ThreadPoolExecutor(1)
 
     @property
     def pid(self) -> int | None:
         return None if self._server is None else self._server.pid
 
     def running(self) -> ForkServer:
-        if self._server is None:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("PYTHONPATH", str(ROOT))
-                # One thread an engine: those of several servers would spin for each other's processors. Engines of
-                # installed commands have as many as the machine.
-                patch.setenv("OMP_NUM_THREADS", "1")
-                self._server = ForkServer(IMPORTED)
-            self._server.wait_ready()
-        return self._server
+        with self._starting:
+            if self._server is None:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setenv("PYTHONPATH", str(ROOT))
+                    # One thread an engine: those of several servers would spin for each other's processors. Engines of
+                    # installed commands have as many as the machine.
+                    patch.setenv("OMP_NUM_THREADS", "1")
+                    server = self._starter.submit(ForkServer, IMPORTED).result()
+                server.wait_ready()
+                self._server = server
+            return self._server
 
     def close(self) -> None:
         if self._server is not None:
