@@ -1,21 +1,15 @@
-"""A recurrent layer: short convolution and gated delta rule (Yang et al., Gated Delta Networks, 2024).
+"""A recurrent layer: short convolution and gated delta rule (Yang et al., Gated Delta Networks, 2024)."""
 
-Computed token by token in float32, whatever the chunk, so the bits do not depend on how a prompt is cut.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.attention.recurrence import LinearRecurrence, states_of
 from model.forward import ForwardBatch
 from model.layers import Product, sigmoid, silu
 from model.recurrent import DeltaShape
-from model.short_convolution import convolved, states_of
-
-L2_EPS = 1e-6  # of the norm of queries and keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,43 +69,19 @@ def run_delta_rule(
     Returns:
         [tokens, heads, value_dim] float32.
     """
-    s, made = shape, torch.empty(len(channels), shape.heads, shape.value_dim, device=channels.device)
-
-    def advance(state: Sequence[Tensor] | None, here: slice) -> list[Tensor]:
-        """Computes some tokens of one sequence. Returns the state after them."""
-        if state is None:
-            sizes = s.channels * (s.taps - 1), s.heads * s.key_dim * s.value_dim
-            state = [channels.new_zeros(size) for size in sizes]
-        window, matrix = state[0].view(-1, s.channels), state[1].view(s.heads, s.key_dim, s.value_dim)
-        mixed, window = convolved(channels[here], window, taps)
-        queries, keys, values = _heads(s, silu(mixed))
-        for token in range(here.start, here.stop):
-            i = token - here.start
-            matrix = matrix * kept[token, :, :, None]
-            missed = (values[i] - (matrix * keys[i, :, :, None]).sum(1)) * beta[token, :, None]
-            matrix = matrix + keys[i, :, :, None] * missed[:, None]
-            made[token] = (matrix * queries[i, :, :, None]).sum(1)
-        return [window.flatten(), matrix.flatten()]
-
-    states_of(batch.attention).recur(number, batch.plan, advance)
-    return made
-
-
-def _heads(shape: DeltaShape, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cuts channels into normalised queries and keys [tokens, heads, key_dim], and values."""
-    s = shape
-    queries, keys, values = x.split((s.keys, s.keys, s.values), 1)
-    shared = s.heads // s.key_heads
-    queries, keys = (
-        normalised(part.reshape(len(x), s.key_heads, s.key_dim)).repeat_interleave(shared, 1)
-        for part in (queries, keys)
+    s, states, rows = shape, states_of(batch.attention), len(channels)
+    mixed = states.convolve(number, channels, taps, None, True, batch.plan)
+    queries, keys, values = mixed.split((s.keys, s.keys, s.values), 1)
+    recurrence = LinearRecurrence(
+        queries.view(rows, s.key_heads, s.key_dim),
+        keys.view(rows, s.key_heads, s.key_dim),
+        values.view(rows, s.heads, s.value_dim),
+        kept,
+        beta,
+        delta=True,
+        scale=s.key_dim**-0.5,
     )
-    return queries * s.key_dim**-0.5, keys, values.reshape(len(x), s.heads, s.value_dim)
-
-
-def normalised(x: Tensor) -> Tensor:
-    """Divides vectors by their length."""
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + L2_EPS)
+    return states.recur(number, recurrence, batch.plan)
 
 
 def softplus(x: Tensor) -> Tensor:

@@ -1,41 +1,13 @@
-"""Short causal convolutions of single channels: a part of recurrent layers, and all of LFM2's."""
+"""A layer that mixes tokens by a short causal convolution of each channel alone: LFM2's."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from model.attention.backend import AttentionBackend, StateBackend
+from model.attention.recurrence import states_of
 from model.forward import ForwardBatch
 from model.layers import Product
 from model.recurrent import ConvolutionShape
-
-
-def states_of(attention: AttentionBackend) -> StateBackend:
-    """Returns the back end as one with states. Raises TypeError where it has none."""
-    if not isinstance(attention, StateBackend):
-        raise TypeError(f"the back end {attention.name} has no states of recurrent layers")
-    return attention
-
-
-def convolved(x: Tensor, window: Tensor, taps: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Convolves the tokens of a sequence, from the oldest tap to the newest, so that bits do not depend on the cut.
-
-    Args:
-        x: [tokens, channels].
-        window: [taps - 1, channels], the inputs before them.
-        taps: [channels, taps], the oldest token first.
-        bias: [channels], None without one.
-
-    Returns:
-        [tokens, channels], and the window after them.
-    """
-    whole = torch.cat((window, x))
-    total = whole[: len(x)] * taps[:, 0]
-    for tap in range(1, taps.shape[1]):
-        total = total + whole[tap : tap + len(x)] * taps[:, tap]
-    return total if bias is None else total + bias, whole[len(whole) - taps.shape[1] + 1 :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,13 +33,6 @@ class ShortConvolution:
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Maps x [tokens, hidden] to the same shape. Writes the states of the step's sequences."""
         before, after, values = self.inputs(x, batch).float().split(self.shape.channels, 1)
-        gated, made = before * values, torch.empty_like(values)
-
-        def advance(state: Sequence[Tensor] | None, here: slice) -> list[Tensor]:
-            """Computes some tokens of one sequence. Returns the state after them."""
-            window = gated.new_zeros(self.shape.taps - 1, self.shape.channels) if state is None else state[0]
-            made[here], window = convolved(gated[here], window.view(-1, self.shape.channels), self.taps, self.bias)
-            return [window.flatten()]
-
-        states_of(batch.attention).recur(self.number, batch.plan, advance)
+        states = states_of(batch.attention)
+        made = states.convolve(self.number, before * values, self.taps, self.bias, False, batch.plan)
         return self.output((after * made).to(x.dtype), batch)

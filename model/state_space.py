@@ -1,23 +1,19 @@
-"""A recurrent layer: short convolution and selective state space (Dao and Gu, Transformers are SSMs, 2024: Mamba-2).
-
-Computed token by token in float32, whatever the chunk, so the bits do not depend on how a prompt is cut.
-"""
+"""A recurrent layer: short convolution and selective state space (Dao and Gu, Transformers are SSMs, 2024: Mamba-2)."""
 
 import enum
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.attention.recurrence import LinearRecurrence, states_of
 from model.delta_net import softplus
 from model.forward import ForwardBatch
 from model.layers import Product, silu
 from model.parallel.norms import SharedGroup
 from model.recurrent import ScanShape
-from model.short_convolution import convolved, states_of
 
 
 class GateOrder(enum.Enum):
@@ -112,34 +108,19 @@ class StateSpace:
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Maps x [tokens, hidden] to the same shape. Writes the states of the step's sequences."""
-        s = self.shape
+        s, states, rows = self.shape, states_of(batch.attention), len(x)
         channels, gates, raw = self.inputs(x, batch).float().split((s.channels, s.values, s.heads), 1)
         steps, kept = self.steps(raw)
-        made = torch.empty(len(x), s.heads, s.head_dim, device=x.device)
-
-        def advance(state: Sequence[Tensor] | None, here: slice) -> list[Tensor]:
-            """Computes some tokens of one sequence. Returns the state after them."""
-            if state is None:
-                sizes = s.channels * (s.taps - 1), s.heads * s.state_dim * s.head_dim
-                state = [channels.new_zeros(size) for size in sizes]
-            window, matrix = state[0].view(-1, s.channels), state[1].view(s.heads, s.state_dim, s.head_dim)
-            mixed, window = convolved(channels[here], window, self.taps, self.bias)
-            values, keys, queries = self._heads(silu(mixed))
-            for token in range(here.start, here.stop):
-                i = token - here.start
-                written = values[i] * steps[token, :, None]
-                matrix = matrix * kept[token, :, None, None] + keys[i, :, :, None] * written[:, None]
-                made[token] = (matrix * queries[i, :, :, None]).sum(1) + values[i] * self.skip[:, None]
-            return [window.flatten(), matrix.flatten()]
-
-        states_of(batch.attention).recur(self.number, batch.plan, advance)
-        return self.output(self.norm(made.flatten(1), gates, s.groups).to(x.dtype), batch)
-
-    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Cuts channels into inputs [tokens, heads, head_dim], and what writes and reads [tokens, heads, state_dim]."""
-        s = self.shape
-        values, *parts = x.split((s.values, s.keys, s.keys), 1)
-        keys, queries = (
-            part.reshape(len(x), s.groups, s.state_dim).repeat_interleave(s.heads // s.groups, 1) for part in parts
+        mixed = states.convolve(self.number, channels, self.taps, self.bias, True, batch.plan)
+        values, keys, queries = mixed.split((s.values, s.keys, s.keys), 1)
+        recurrence = LinearRecurrence(
+            queries.view(rows, s.groups, s.state_dim),
+            keys.view(rows, s.groups, s.state_dim),
+            values.view(rows, s.heads, s.head_dim),
+            kept.unsqueeze(2),
+            steps,
+            delta=False,
+            skip=self.skip,
         )
-        return values.reshape(len(x), s.heads, s.head_dim), keys, queries
+        made = states.recur(self.number, recurrence, batch.plan)
+        return self.output(self.norm(made.flatten(1), gates, s.groups).to(x.dtype), batch)

@@ -3,9 +3,8 @@
 A back end owns the KV pool: it allocates, writes and reads the bytes, and alone knows their layout.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +33,6 @@ class StateSegments:
 
 
 NONE = -1  # no page
-Advance = Callable[[Sequence[Tensor] | None, slice], Sequence[Tensor]]
-"""Runs a recurrent layer over neighbouring tokens of one sequence.
-
-Gets the state before them, None for the first tokens of a sequence, and the packed offsets of the tokens. Returns the
-state after them: float32, first the window of the convolution, then the matrices of all heads, each as one vector."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,17 +131,3 @@ class AttentionBackend(Protocol):
 
     def poison(self, pages: NDArray[np.int32]) -> None:
         """Fills pages with NaN, so that a read of freed memory shows."""
-
-
-@runtime_checkable
-class StateBackend(Protocol):
-    """A back end whose pool has the states of recurrent layers too."""
-
-    def recur(self, layer: int, plan: Any, advance: Advance) -> None:
-        """Runs a recurrent layer over the step's tokens, and keeps its states.
-
-        Args:
-            layer: Index of the layer in the model.
-            plan: The plan of the step.
-            advance: Computes the layer, one segment after the other.
-        """

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cache_manager.layout import KVLayout, KVShape, LayerGroup
-from model.attention.backend import Advance, StateSegments, StepShape
+from model.attention.backend import StateSegments, StepShape
+from model.attention.recurrence import LinearRecurrence, no_states
 from model.attention.visible_keys import first_seen
 from model.layers import soft_capped
 from model.reference.row_pool import RowPool
@@ -291,10 +292,17 @@ class ReferenceAttention:
         out = (mixed / total).view(kv_heads, tiles, tile, shared, shape.value_dim).permute(1, 2, 0, 3, 4)
         return out.reshape(tiles * tile, heads, shape.value_dim)[cut.scatter].to(queries.dtype)
 
-    def recur(self, layer: int, plan: ReferencePlan, advance: Advance) -> None:
+    def convolve(
+        self, layer: int, x: Tensor, taps: Tensor, bias: Tensor | None, activated: bool, plan: ReferencePlan
+    ) -> Tensor:
         if plan.segments is None:
-            raise ValueError(f"layer {layer} is recurrent, but the layout of the KV cache has no states")
-        self._states.recur(layer, plan.segments, advance)
+            raise no_states(layer)
+        return self._states.convolve(layer, x, taps, bias, activated, plan.segments)
+
+    def recur(self, layer: int, recurrence: LinearRecurrence, plan: ReferencePlan) -> Tensor:
+        if plan.segments is None:
+            raise no_states(layer)
+        return self._states.recur(layer, recurrence, plan.segments)
 
     def copy(self, pages: NDArray[np.int32]) -> None:
         self.pool.copy(pages)

@@ -107,10 +107,10 @@ def in_order_of_pages(segments: StateSegments) -> None:
 
 
 def before_the_chunk(right: Callable[..., None]) -> Callable[..., None]:
-    """A state that is kept is that before the last tokens."""
+    """A window that is kept is that before the last tokens."""
 
-    def write(self: PagedStates, layer: int, pages: Any, state: Any) -> None:
-        right(self, layer, pages, [state[0].roll(1), *state[1:]])
+    def write(self: PagedStates, layer: int, pages: Any, number: int, unit: torch.Tensor) -> None:
+        right(self, layer, pages, number, unit.roll(1) if number == 0 else unit)
 
     return write
 

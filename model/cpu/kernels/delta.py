@@ -6,13 +6,13 @@ See `model.cpu.kernels.states` for the states and for what bits depend on.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from model.attention.recurrence import L2_EPS
 from model.cpu.kernels import math
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import FLOAT, Element
 from model.cpu.kernels.rows import Norm, Normed, Writer, shared_rows
 from model.cpu.kernels.states import VECTOR, Matrix, Segments, StatePages, each_token
 from model.cpu.kernels.values import FLOAT32, FLOATS, LANES, Value
-from model.delta_net import L2_EPS
 
 
 def write_gates() -> Writer:
