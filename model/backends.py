@@ -58,8 +58,6 @@ def _open_gpu(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype
     """
     if device != "cuda":
         raise NoKernels("they need --device cuda" if settings.device == "cpu" else "there is no CUDA device")
-    if config.recurrent:
-        raise NoKernels("there are none for recurrent layers yet")
     if torch.version.hip is not None:
         raise NoKernels("they are for NVIDIA's devices")
     try:

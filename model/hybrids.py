@@ -187,7 +187,7 @@ def mixers_of_kimi(fields: Fields, layers: int) -> Mixers:
         ("", "short_conv_kernel_size") if "linear_attn_config" in fields else ("linear_", "linear_conv_kernel_dim")
     )
     heads, dim = linear.positive(f"{prefix}num_heads", 32), linear.positive(f"{prefix}head_dim", 128)
-    shape = DeltaShape(heads, heads, dim, dim, read_taps(linear, taps, 4))
+    shape = DeltaShape(heads, heads, dim, dim, read_taps(linear, taps, 4), by_row=True)
     default = [FULL if layer and layer % 4 == 0 else LINEAR for layer in range(layers)]
     if "full_attn_layers" in linear:  # counted from 1
         attend = linear.numbers("full_attn_layers", 1, layers)

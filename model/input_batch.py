@@ -5,7 +5,7 @@ attempt), then its last draw. A slice reads known tokens as far as they go.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -258,7 +258,7 @@ class InputBatch:
         slots = self._tables[: self._kv, row_of, index].astype(np.int64) * self._page_size + within
         slice_of, offset, _, rows = work.draws.T
         wanted = first[slice_of] + offset
-        segments = self._segments(row, start, count, first) if self._interval else None
+        segments = self._segments(row, start, count) if self._interval else None
         shape = StepShape(work.slices, positions, slots, self._tables[: self._kv], self._bidirectional[row], segments)
         drawn = positions[wanted] + 1 - self._prompt_count[rows]
         prompts, offsets = self._prompt_slices(row, start, count, first)
@@ -266,24 +266,11 @@ class InputBatch:
         axes = positions[None] if self._rotary is None else self._rotary.pack(work.slices, positions, row_of, first)
         return Packed(tokens, axes, shape, np.concatenate((wanted, *offsets)), rows, drawn, prompts, images)
 
-    def _segments(
-        self, row: NDArray[np.int64], start: NDArray[np.int64], count: NDArray[np.int64], first: NDArray[np.int64]
-    ) -> StateSegments:
+    def _segments(self, row: NDArray[np.int64], start: NDArray[np.int64], count: NDArray[np.int64]) -> StateSegments:
         """Cuts the slices where checkpoints are. Arguments as of `_image_parts`."""
-        entry, last = start // self._interval, (start + count - 1) // self._interval
-        parts = last - entry + 1
-        owner = np.repeat(np.arange(len(row)), parts)
-        number = np.arange(len(owner)) - np.repeat(np.cumsum(parts) - parts, parts)
-        entry = entry[owner] + number
-        begin = np.maximum(start[owner], entry * self._interval)
-        end = np.minimum((start + count)[owner], (entry + 1) * self._interval)
-        states = self._tables[self._kv :, row[owner]]
-        places = np.arange(len(owner))
-        sources = np.where(begin > 0, states[:, places, np.maximum(begin - 1, 0) // self._interval], NONE)
+        made = StateSegments.of(self._tables[self._kv :], self._interval, row, start, count)
         # Where all is computed again from the start, nothing is read, and pages of earlier entries are other rows'.
-        targets = np.full_like(sources, NONE) if self._history else states[:, places, entry]
-        offsets = first[owner] + begin - start[owner]
-        return StateSegments(offsets, end - begin, sources, targets, number > 0)
+        return replace(made, targets=np.full_like(made.targets, NONE)) if self._history else made
 
     def _image_parts(
         self, row: NDArray[np.int64], start: NDArray[np.int64], count: NDArray[np.int64], first: NDArray[np.int64]

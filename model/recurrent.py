@@ -34,6 +34,7 @@ class DeltaShape:
         key_dim: Elements of a query and of a key.
         value_dim: Elements of a value.
         taps: Tokens that the convolution before it sees.
+        by_row: Whether each row of a head's matrix has a decay of its own (Kimi Delta Attention).
     """
 
     key_heads: int
@@ -41,6 +42,7 @@ class DeltaShape:
     key_dim: int
     value_dim: int
     taps: int
+    by_row: bool = False
 
     @property
     def keys(self) -> int:

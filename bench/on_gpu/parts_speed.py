@@ -9,22 +9,27 @@ from torch import Tensor
 from bench.on_gpu.attention_speed import DIM, HEADS, KV_HEADS, PAGE
 from bench.on_gpu.bench import Bench
 from bench.on_gpu.check_parts import Noted, unchanged
+from bench.on_gpu.check_recurrence import random_recurrence
 from bench.on_gpu.memory import free
 from bench.on_gpu.pages import Book
 from bench.on_gpu.report import Table
+from bench.on_gpu.states import LAYER, StateBook
 from bench.on_gpu.timing import Work, seconds_of
 from cache_manager.layout import KVLayout
 from model.forward import ForwardBatch
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
 from model.gpu.sampler import GpuOps
+from model.gpu.state_plan import StatePlan
 from model.layers import silu
+from model.recurrent import DeltaShape
 from model.rope import Rope, frequencies
 from model.sampling.random import row_keys
 from model.sampling.sampler import Draws
 
 HIDDEN, INNER, VOCABULARY, ROWS = 4096, 14336, 128_256, 256  # of an 8B Llama; rows of logits
 TOKENS = 2**14
+DELTA, PROMPT = DeltaShape(16, 32, 128, 128, 4), 1024  # of a Qwen 3.5 4B; tokens of a sequence
 A_PART = 3.0  # seconds
 
 Made = tuple[float, Work]
@@ -36,7 +41,8 @@ def parts_speed(bench: Bench) -> None:
         "kernel": "", "MB": ",.0f", "ms": ".4f", "spread": ".0%", "GB/s": ",.0f", "of copy": ".0%",
     })  # fmt: skip
     table.notes.append(f"{TOKENS:,} tokens of an 8B Llama, bfloat16: more than L2 holds. The sampler's time has its "
-                       f"wait for the result in it ({ROWS} rows of {VOCABULARY:,}).")  # fmt: skip
+                       f"wait for the result in it ({ROWS} rows of {VOCABULARY:,}). Recurrent layers are those of a "
+                       f"Qwen 3.5 4B: prompts of {PROMPT:,} tokens, {ROWS} sequences that decode.")  # fmt: skip
     with torch.inference_mode():
         for name, make in PARTS.items():
             if not bench.budget.allows(A_PART):
@@ -110,6 +116,34 @@ def draw(device: torch.device) -> Made:
     return logits.nbytes, lambda: ops.draw(logits, draws)
 
 
+def convolution(device: torch.device) -> Made:
+    """Convolves the channels of a Qwen 3.5 4B, in prefills."""
+    book, plan = _prefills(device)
+    x, taps = torch.randn((TOKENS, DELTA.channels), device=device), torch.randn((DELTA.channels, 4), device=device)
+    return 2 * x.nbytes, lambda: book.states.convolve(LAYER, x, taps, None, True, plan)
+
+
+def prefills(device: torch.device) -> Made:
+    """Runs the delta rule of a Qwen 3.5 4B over prompts, token by token."""
+    book, plan = _prefills(device)
+    of = random_recurrence(device, DELTA, TOKENS)
+    return of.queries.nbytes + of.keys.nbytes + 2 * of.values.nbytes, lambda: book.states.recur(LAYER, of, plan)
+
+
+def decodes(device: torch.device) -> Made:
+    """Runs it for one token of each of many sequences: their states are read and written."""
+    book, of = StateBook.of(DELTA, ROWS, 16, device), random_recurrence(device, DELTA, ROWS)
+    book.states.recur(LAYER, of, book.plan([(row, 0, 1) for row in range(ROWS)]))
+    plan = book.plan([(row, 1, 1) for row in range(ROWS)])
+    return 2 * ROWS * 4 * DELTA.heads * DELTA.key_dim * DELTA.value_dim, lambda: book.states.recur(LAYER, of, plan)
+
+
+def _prefills(device: torch.device) -> tuple[StateBook, StatePlan]:
+    count = TOKENS // PROMPT
+    book = StateBook.of(DELTA, count, PROMPT, device)
+    return book, book.plan([(row, 0, PROMPT) for row in range(count)])
+
+
 PARTS: dict[str, Callable[[torch.device], Made]] = {
     "KV write, bfloat16": write,
     "KV write, fp8": lambda device: write(device, "fp8"),
@@ -119,4 +153,7 @@ PARTS: dict[str, Callable[[torch.device], Made]] = {
     "gate": gate,
     "sampler: summary": summary,
     "sampler: draw": draw,
+    "short convolution": convolution,
+    "delta rule, prefill": prefills,
+    "delta rule, decode": decodes,
 }

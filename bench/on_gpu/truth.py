@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model.attention.recurrence import L2_EPS, LinearRecurrence
 from model.sampling.random import gumbel
 
 EIGHT_BIT = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
@@ -141,6 +142,38 @@ def gated(gate_up: Tensor) -> Tensor:
     """Returns silu(gate) x up."""
     gate, up = gate_up.double().chunk(2, -1)
     return gate * torch.sigmoid(gate) * up
+
+
+def convolved(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
+    """Convolves each channel with the tokens before it, then SiLU.
+
+    Args:
+        x: [tokens, channels] of a whole sequence.
+        taps: [channels, taps], the oldest token first.
+        bias: [channels].
+    """
+    count = taps.shape[1]
+    padded = torch.cat((x.new_zeros(count - 1, x.shape[1]), x)).double()
+    total = sum(padded[tap : tap + len(x)] * taps[:, tap].double() for tap in range(count)) + bias.double()
+    return total * torch.sigmoid(total)
+
+
+def recurred(recurrence: LinearRecurrence) -> Tensor:
+    """Computes a recurrence over a whole sequence. Returns [tokens, heads, value_dim] float64."""
+    r, shared = recurrence, recurrence.values.shape[1] // recurrence.keys.shape[1]
+    queries, keys = (part.double().repeat_interleave(shared, 1) for part in (r.queries, r.keys))
+    if r.scale is not None:
+        queries, keys = (part / (part.square().sum(-1, keepdim=True) + L2_EPS).sqrt() for part in (queries, keys))
+        queries = queries * r.scale
+    matrix, made = torch.zeros(1, dtype=torch.float64, device=keys.device), []
+    for token, value in enumerate(r.values.double()):
+        matrix = matrix * r.kept[token, :, :, None].double()
+        known = torch.einsum("hk,hkv->hv", keys[token], matrix) if r.delta and token else 0.0
+        written = (value - known) * r.rates[token, :, None].double()
+        matrix = matrix + torch.einsum("hk,hv->hkv", keys[token], written)
+        result = torch.einsum("hk,hkv->hv", queries[token], matrix)
+        made.append(result if r.skip is None else result + value * r.skip[:, None].double())
+    return torch.stack(made)
 
 
 def noisy(logits: Tensor, keys: Tensor, temperature: float, min_p: float) -> Tensor:

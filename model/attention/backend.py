@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+NONE = -1  # no page
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSegments:
@@ -31,8 +33,34 @@ class StateSegments:
     targets: NDArray[np.int32]
     follows: NDArray[np.bool_]
 
+    @staticmethod
+    def of(
+        tables: NDArray[np.int32],
+        interval: int,
+        row: NDArray[np.int64],
+        start: NDArray[np.int64],
+        count: NDArray[np.int64],
+    ) -> "StateSegments":
+        """Cuts the packed slices of a step where checkpoints are.
 
-NONE = -1  # no page
+        Args:
+            tables: [pages of a state, rows, entries] int32. Pages of the entries of each row.
+            interval: Tokens of an entry.
+            row: [n] int64. Row of each slice.
+            start: [n] int64. First position of each slice.
+            count: [n] int64. The number of tokens of each slice.
+        """
+        first, entry = np.cumsum(count) - count, start // interval
+        parts = (start + count - 1) // interval - entry + 1
+        owner = np.repeat(np.arange(len(row)), parts)
+        number = np.arange(len(owner)) - np.repeat(np.cumsum(parts) - parts, parts)
+        entry = entry[owner] + number
+        begin = np.maximum(start[owner], entry * interval)
+        end = np.minimum((start + count)[owner], (entry + 1) * interval)
+        rows = row[owner]
+        sources = np.where(begin > 0, tables[:, rows, np.maximum(begin - 1, 0) // interval], NONE)
+        offsets = first[owner] + begin - start[owner]
+        return StateSegments(offsets, end - begin, sources, tables[:, rows, entry], number > 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import StepShape
+from model.attention.recurrence import LinearRecurrence, no_states
 from model.attention.visible_keys import VisibleKeys
 from model.gpu.attention import FIELDS, JOIN_FIELDS, attend_pieces, join_parts
 from model.gpu.cache_write import write_slots
@@ -25,7 +26,10 @@ from model.gpu.heads_kind import why_not as why_not_of_shape
 from model.gpu.kv_pool import KVPool
 from model.gpu.pieces import NO_PIECES, Division, LaunchKind, Round, divide
 from model.gpu.plan import GpuGroupPlan, GpuPlan, GroupWork, Launch, Places, laid_out
+from model.gpu.state_plan import StateWork
+from model.gpu.states import Call, GpuStates
 from model.gpu.tuning import Tuning, tuning_for
+from model.recurrent import RecurrentShape
 
 LOG2E = math.log2(math.e)
 PARTS_AT_ONCE = 16  # partial results that are joined at once
@@ -39,9 +43,6 @@ WAVES = 4
 def why_not(layout: KVLayout) -> str | None:
     """Returns why the kernels cannot read such pages, None if they can."""
     return next((reason for group in layout.groups if (reason := why_not_of_shape(group.shape))), None)
-
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class TritonAttention:
@@ -78,6 +79,7 @@ class TritonAttention:
         self._windows = [(group.window, group.chunked) for group in layout.groups]
         self._place = {layer: (g, i) for g, group in enumerate(layout.groups) for i, layer in enumerate(group.layers)}
         self.pool = KVPool(layout, pages, dtype, device)
+        self._states = GpuStates(layout, self.pool, device)
         self._slots = pages * layout.page_size
         name, capability = _device(device)
         self._format = format_of(self.pool.eight_bit, capability)
@@ -113,7 +115,7 @@ class TritonAttention:
             once = len(rounds) == len(work) and all(part.parts <= self._most_parts for part in rounds)
             if once and (plan := self._places.filled(rows, work)):
                 return plan
-        return laid_out(work, self._device)
+        return laid_out(work, self._device, None if shape.segments is None else StateWork.of(shape.segments))
 
     def _work(self, shape: StepShape) -> list[GroupWork]:
         """Returns the work of each layer group."""
@@ -202,6 +204,18 @@ class TritonAttention:
                 join_parts[(len(part.joins), self._heads)](*arguments, **options)
         return out
 
+    def convolve(
+        self, layer: int, x: Tensor, taps: Tensor, bias: Tensor | None, activated: bool, plan: GpuPlan
+    ) -> Tensor:
+        if plan.states is None:
+            raise no_states(layer)
+        return self._states.convolve(layer, x, taps, bias, activated, plan.states)
+
+    def recur(self, layer: int, recurrence: LinearRecurrence, plan: GpuPlan) -> Tensor:
+        if plan.states is None:
+            raise no_states(layer)
+        return self._states.recur(layer, recurrence, plan.states)
+
     def _parts_for(self, parts: int) -> tuple[Tensor, Tensor]:
         """Returns room for partial results and their sums, which each layer of each step uses anew."""
         if parts > self._most_parts:  # one tile of tokens alone has more, see `divide`: not kept
@@ -217,12 +231,17 @@ class TritonAttention:
         )
         return mixed, sums
 
-    def prepare(self) -> None:
+    def prepare(self, recurrent: Sequence[RecurrentShape | None] = ()) -> None:
         """Compiles all kernels that a step can need, so that no request waits for a compiler.
 
         On a GPU it loads them too, so that a kernel that does not fit there is known at the start.
+
+        Args:
+            recurrent: Shape of each layer's recurrence, as in `ModelConfig`.
         """
         made = [kernel for group in self._layout.groups for kernel in self._prepared(group.layers[0])]
+        layers = {shape: layer for layer, shape in enumerate(recurrent) if shape is not None}
+        made += [kernel for shape, layer in layers.items() for kernel in self._states.prepared(layer, shape)]
         for kernel in made if self._device.type == "cuda" else ():
             kernel._init_handles()
 

@@ -22,6 +22,7 @@ from model.gpu.graphs import why_not as why_no_graphs
 from model.gpu.group_linear import GroupProduct
 from model.gpu.parts import with_kernels
 from model.gpu.sampler import GpuOps
+from model.gpu.states import why_not as why_no_states
 from model.sampling.sampler import LogitOps, Starter
 from model.settings import ModelSettings
 from model.weight_formats.format import WeightFormat
@@ -86,7 +87,7 @@ class TritonBackend:
         made = TritonAttention(
             layout, pages, config.heads, self.kv_dtype, self.device, self.dtype, config.scale, config.soft_cap
         )
-        made.prepare()
+        made.prepare(config.recurrent)
         return made
 
     def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:
@@ -118,6 +119,8 @@ def open_gpu_backend(
         raise NoKernels(f"the device has compute capability {major}.{minor}, below {LEAST_CAPABILITY}.0")
     layout = config.kv_layout(settings.page_size, kv_dtype)
     if reason := why_not(layout):
+        raise NoKernels(reason)
+    if reason := why_no_states(config.recurrent):
         raise NoKernels(reason)
     if config.slopes:
         raise NoKernels("scores have a bias by distance (ALiBi)")

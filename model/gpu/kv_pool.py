@@ -40,6 +40,7 @@ class KVPool:
 
     A page has for each layer of its group K and V, or K alone where values are in keys (latent attention), each
     [kv_heads, page_size, head_dim]. With 8-bit elements the scales of all follow, each [kv_heads, page_size] float32.
+    A page of a recurrent layer's state has units, as `cache_manager.states` places them.
 
     Attributes:
         count: The number of pages.
@@ -83,6 +84,11 @@ class KVPool:
         """Dtype of 8-bit elements. None for other elements."""
         return self._eight_bit
 
+    @property
+    def floats(self) -> Tensor:
+        """The pool as float32, from page 0 on: what states of recurrent layers are kept in."""
+        return self._pages.view(-1).view(torch.float32)
+
     def elements(self, group: int, layer: int) -> list[Tensor]:
         """Returns what is kept of a layer, K and V: the pool from its part of page 0 on; uint8 for 8-bit elements.
 
@@ -109,21 +115,35 @@ class KVPool:
         """Returns pages in canonical form, as `AttentionBackend.export` does."""
         made = torch.zeros((len(pages), self._layout.page_bytes), dtype=torch.uint8, device=self._device)
         for group, chosen, which in self._by_group(pages, groups):
-            content, size = self._pages.index_select(0, chosen), self._layout.page_size
-            parts = [part.of(content, size).transpose(1, 2).flatten(1) for part in self._in_order(group)]
-            made[which, : self._layout.group_bytes(group)] = torch.cat(parts, dim=1)
+            form = self._to_form(group, self._pages.index_select(0, chosen))
+            made[which, : form.shape[1]] = form
         return made
 
     def import_pages(self, pages: NDArray[np.int32], groups: NDArray[np.int32], content: Tensor) -> None:
         """Fills pages from canonical form, as `AttentionBackend.import_pages` does."""
         for group, chosen, which in self._by_group(pages, groups):
             form = content.to(self._device).index_select(0, which)
-            made, size = torch.zeros((len(chosen), self.stride), dtype=torch.uint8, device=self._device), form.shape[0]
-            for part in self._in_order(group):
-                tokens = form[:, part.offset : part.offset + part.heads * self._layout.page_size * part.width]
-                tokens = tokens.reshape(size, self._layout.page_size, part.heads, part.width)
-                part.of(made, self._layout.page_size).copy_(tokens.transpose(1, 2))
-            self._pages.index_copy_(0, chosen, made)
+            self._pages.index_copy_(0, chosen, self._from_form(group, form))
+
+    def _to_form(self, group: int, pages: Tensor) -> Tensor:
+        """Returns pages [n, stride] in canonical form, [n, bytes that the group uses]."""
+        if group >= len(self._layout.groups):  # of a state
+            return pages[:, : self._layout.page_bytes]
+        parts = [part.of(pages, self._layout.page_size).transpose(1, 2).flatten(1) for part in self._in_order(group)]
+        return torch.cat(parts, dim=1)
+
+    def _from_form(self, group: int, form: Tensor) -> Tensor:
+        """Returns pages [n, stride] of canonical form, [n, page_bytes]."""
+        made = torch.zeros((len(form), self.stride), dtype=torch.uint8, device=form.device)
+        if group >= len(self._layout.groups):  # of a state
+            made[:, : form.shape[1]] = form
+            return made
+        page_size = self._layout.page_size
+        for part in self._in_order(group):
+            tokens = form[:, part.offset : part.offset + part.heads * page_size * part.width]
+            tokens = tokens.reshape(len(form), page_size, part.heads, part.width)
+            part.of(made, page_size).copy_(tokens.transpose(1, 2))
+        return made
 
     def poison(self, pages: NDArray[np.int32]) -> None:
         """Fills pages with bytes that are NaN in every floating-point type, as the other pools do."""

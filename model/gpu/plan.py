@@ -1,4 +1,4 @@
-"""Packs the plan of a step's attention into one array of int32, which goes to the device in one transfer.
+"""Packs the plan of a step, of attention and states, into one array of int32, which goes to the device in one transfer.
 
 A plan is laid out anew for each step, or, for decodes that CUDA graphs replay, always in the same places. A graph finds
 the arrays at the addresses that it was recorded with. Only the number of pieces and the places of pieces and page
@@ -7,7 +7,6 @@ tables change: kernels read these from the plan.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,16 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.gpu.attention import HEADER, JOIN_FIELDS
+from model.gpu.packer import Ints, Packer
 from model.gpu.pieces import Division
+from model.gpu.state_plan import StatePlan, StateWork
 from model.gpu.tuning import TileSizes
-
-ALIGNED = 4
-"""Numbers that each array is padded to: Triton compiles another kernel for arrays that do not begin at 16 bytes."""
 
 MOST_LAUNCHES = 2
 """Most launches of a pass of decodes: for keys that one sequence sees, and for keys that several share."""
-
-Ints = NDArray[np.signedinteger[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,11 +84,13 @@ class GpuPlan:
         packed: int32. All of the plan, on the device.
         groups: Plans of the layer groups.
         rows: Rows of the graphs that may compute the plan, see `Places`; 0 for none.
+        states: Plan of the recurrent layers. None for a model without some.
     """
 
     packed: Tensor
     groups: tuple[GpuGroupPlan, ...]
     rows: int = 0
+    states: StatePlan | None = None
 
     @property
     def shares(self) -> bool:
@@ -119,13 +117,15 @@ class GroupWork:
     division: Division
 
 
-def laid_out(work: Sequence[GroupWork], device: torch.device) -> GpuPlan:
+def laid_out(work: Sequence[GroupWork], device: torch.device, states: StateWork | None = None) -> GpuPlan:
     """Returns a plan in a place of its own."""
     packer = Packer()
     groups = [_put(packer, one, 0) for one in work]
     _put_lists(packer, groups)
+    placed = None if states is None else states.put(packer)
     packed = packer.host(device).to(device, non_blocking=True)
-    return GpuPlan(packed, tuple(group.on(packed, None) for group in groups))
+    made = None if placed is None else placed.on(packed)
+    return GpuPlan(packed, tuple(group.on(packed, None) for group in groups), states=made)
 
 
 class Places:
@@ -157,32 +157,6 @@ class Places:
             return None
         self._packed[: packer.size].copy_(packer.host(self._device), non_blocking=True)
         return GpuPlan(self._packed, tuple(group.on(self._packed, self._programs) for group in groups), rows)
-
-
-class Packer:
-    """Packs arrays of int32 into one."""
-
-    def __init__(self) -> None:
-        self._arrays: list[tuple[int, Ints]] = []
-        self.size = 0
-
-    def put(self, array: Ints, room: int = 0) -> int:
-        """Reserves room for an array, at least `room` numbers, and returns its place.
-
-        The array may be filled in later: `host` copies it.
-        """
-        at = self.size
-        self._arrays.append((at, array))
-        self.size += -(-max(array.size, room) // ALIGNED) * ALIGNED
-        return at
-
-    def host(self, device: torch.device) -> Tensor:
-        """Returns the packed arrays, in pinned memory for a GPU, so that the host does not wait for their copy."""
-        packed = torch.zeros(self.size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        into = packed.numpy()
-        for at, array in self._arrays:
-            into[at : at + array.size] = array.reshape(-1)
-        return packed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

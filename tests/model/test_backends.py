@@ -17,11 +17,14 @@ from model.cpu.decoder import CompiledDecoder
 from model.decoder import Decoder
 from model.forward import ForwardBatch
 from model.gpu.backend import TritonBackend
+from model.gpu.states import why_not as why_no_states
 from model.loading import LoadedModel, load
 from model.reference.attention_backend import ReferenceAttention
 from model.reference.backend import TorchBackend
 from model.settings import ModelSettings
 from scheduler.settings import RequestLimits
+from tests.model.families import checkpoints
+from tests.model.families.cases import BY_NAME
 from tests.support.checkpoints import write, write_llama
 
 
@@ -149,6 +152,17 @@ def test_on_a_gpu_its_kernels_where_they_can(
     assert f"The GPU's kernels are not used: {reason}" in caplog.text
     with pytest.raises(ValueError, match=f"--backend is 'triton': {reason}"):
         chosen("triton")
+
+
+@pytest.mark.parametrize("kind", ["qwen3.5", "kimi-linear", "granite-hybrid", "falcon-h1", "lfm2", "mamba2"])
+def test_recurrent_layers_have_kernels_on_a_gpu(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TritonBackend, "attention", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
+    config, settings = read_config(checkpoints.write(BY_NAME[kind], tmp_path)), ModelSettings(backend="triton")
+    assert config.recurrent
+    assert type(choose_backend(config, settings, "float32", "float32", "cuda")) is TritonBackend
+    assert why_no_states([*config.recurrent, "a new one"]) == "there are none for recurrent layers of a new one"  # type: ignore[list-item]
 
 
 def test_a_gpu_for_which_triton_cannot_compile_runs_torch(

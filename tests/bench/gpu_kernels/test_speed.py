@@ -9,6 +9,7 @@ from bench.on_gpu.budget import Budget
 from bench.on_gpu.report import ATTENTION_GOAL, Report
 from bench.on_gpu.sizes import HOST
 from bench.on_gpu.timing import HostTimer
+from model.recurrent import DeltaShape
 from tests.model.gpu.kernels.device import DEVICE
 
 
@@ -68,7 +69,7 @@ def test_layers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_kernels(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("HIDDEN", 64), ("INNER", 96), ("VOCABULARY", 500), ("ROWS", 3), ("TOKENS", 20), ("HEADS", 4), ("KV_HEADS", 2),
-        ("DIM", 32),
+        ("DIM", 32), ("DELTA", DeltaShape(1, 2, 16, 8, 4)), ("PROMPT", 10),
     ):  # fmt: skip
         monkeypatch.setattr(parts_speed, name, value)
     parts_speed.parts_speed(bench)
@@ -79,6 +80,8 @@ def test_other_kernels(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         "KV write, bfloat16": 4 * 20 * 64 * 2, "KV write, fp8": 2 * 20 * 64 * 2 + 2 * 20 * (64 + 2 * 4),
         "norm": 2 * 20 * 64 * 2, "norm of a sum": 4 * 20 * 64 * 2, "rotation of queries and keys": 2 * 20 * 6 * 32 * 2,
         "gate": 3 * 20 * 96 * 2, "sampler: summary": 3 * 500 * 4, "sampler: draw": 3 * 500 * 4,
+        "short convolution": 2 * 20 * 48 * 4, "delta rule, prefill": 20 * 4 * (16 + 16 + 2 * 16),
+        "delta rule, decode": 2 * 3 * 4 * 2 * 16 * 8,
     })  # fmt: skip
 
 

@@ -35,12 +35,13 @@ def compile_for(
     stages: int = 3,
 ) -> Compiled:
     """types: of arguments that are no constants, "*fp16" for an array. aligned: integers that are multiples of 16, as
-    all arrays are. capability: 90 for 9.0.
+    all arrays are whose alignment the kernel's compiler is told. capability: 90 for 9.0.
     """
     names = kernel.arg_names
     assert set(names) == types.keys() | constants.keys(), set(names) ^ (types.keys() | constants.keys())
     signature = {name: types.get(name, "constexpr") for name in names}
-    whole = [name for name in names if signature[name].startswith("*") or name in aligned]
+    untold = {one.name for one in kernel.params if one.do_not_specialize_on_alignment}
+    whole = [name for name in names if (signature[name].startswith("*") and name not in untold) or name in aligned]
     source = ASTSource(
         kernel,
         signature,

@@ -12,6 +12,7 @@ from triton import runtime
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from bench.on_gpu.check_recurrence import random_recurrence
 from cache_manager.layout import KVLayout
 from model.gpu.attention import attend_pieces, join_parts
 from model.gpu.attention_backend import TritonAttention
@@ -19,13 +20,16 @@ from model.gpu.cache_write import write_slots
 from model.gpu.group_linear import MOST_ROWS, GroupProduct
 from model.gpu.group_product import multiply_groups
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
+from model.gpu.recurrence import convolve_pieces, keep_windows, recur_tokens
 from model.gpu.rows import gate_rows, norm_rows, rotate_rows
 from model.gpu.sampler import GpuOps, draw_blocks, join_draws, join_summaries, summarise_blocks
 from model.layers import silu
+from model.recurrent import ConvolutionShape, ScanShape
 from model.rope import Rope, frequencies
 from model.weight_formats.int4 import Int4Format
 from model.weight_formats.plain import plain_weight
 from model.weight_formats.scratch import Scratch
+from tests.model.gpu.kernels.test_recurrence import LAYER, SHAPES, STEPS, Rig
 from tests.model.gpu.kernels.test_sampler import draws_of
 from tests.model.test_attention import Case, Pool
 
@@ -66,6 +70,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], int]:
         join_parts,
         write_slots,
         multiply_groups,
+        convolve_pieces,
+        keep_windows,
+        recur_tokens,
         gate_rows,
         norm_rows,
         rotate_rows,
@@ -131,6 +138,33 @@ def test_pages_in_eight_bits_are_one_variant_each(compiled: Callable[[Any], int]
         pool.step([(0, 0, 20)])
         pool.step([(0, 0, 17)])
     assert (compiled(write_slots), compiled(attend_pieces)) == (2, 2)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_recurrent_layers_are_compiled_once(compiled: Callable[[Any], int], name: str) -> None:
+    shape = SHAPES[name]
+    rig = Rig(shape, CPU)
+    rig.kernels.prepared(LAYER, shape)
+    ready = [compiled(kernel) for kernel in (convolve_pieces, keep_windows, recur_tokens)]
+    assert ready == [1, 1, 1]
+    taps, bias = rig.random(shape.channels, shape.taps), rig.random(shape.channels)
+    for slices in STEPS:
+        plan, tokens = rig.plan(rig.segments(slices)), sum(count for _, _, count in slices)
+        x = rig.random(tokens, shape.channels + 5)[:, : shape.channels]
+        rig.kernels.convolve(LAYER, x, taps, bias if isinstance(shape, ScanShape) else None, True, plan)
+        rig.kernels.recur(LAYER, random_recurrence(CPU, shape, tokens), plan)
+    assert [compiled(kernel) for kernel in (convolve_pieces, keep_windows, recur_tokens)] == ready
+
+
+def test_short_convolutions_are_compiled_with_and_without_a_bias(compiled: Callable[[Any], int]) -> None:
+    shape = ConvolutionShape(channels=48, taps=3)
+    rig = Rig(shape, CPU)
+    rig.kernels.prepared(LAYER, shape)
+    for slices in STEPS:
+        plan, tokens = rig.plan(rig.segments(slices)), sum(count for _, _, count in slices)
+        for bias in (None, rig.random(48)):
+            rig.kernels.convolve(LAYER, rig.random(tokens, 48), rig.random(48, 3), bias, False, plan)
+    assert [compiled(kernel) for kernel in (convolve_pieces, keep_windows, recur_tokens)] == [2, 1, 0]
 
 
 def test_products_with_groups_are_compiled_once(compiled: Callable[[Any], int]) -> None:

@@ -34,11 +34,11 @@ SMALL = Tuning(few=TileSizes(16, 16, 16, 4, 2), many=TileSizes(16, 16, 32, 4, 2)
 REPLAYED: list[int] = []
 
 
-def run(directory: Path, page_size: int, quantization: str | None) -> Rig:
+def run(directory: Path, page_size: int, quantization: str | None, pages: int = 80) -> Rig:
     """Few pages, so that one sequence is preempted; freed ones are filled with NaN."""
     scheduling = SchedulerSettings(max_sequences=3, max_batched_tokens=32, prefill_chunk=13, steps_in_flight=2)
     rig = make_rig(
-        directory, page_size, 80, scheduling, record_logits=True, poison=True, queue=ENDLESS,
+        directory, page_size, pages, scheduling, record_logits=True, poison=True, queue=ENDLESS,
         backend="reference", device=DEVICE.type, quantization=quantization,
     )  # fmt: skip
     prompts = random_prompts([20, 3, 33, 16], seed=6)
@@ -80,24 +80,33 @@ def with_products(*args: Any) -> Decoder:
         ("windows", 16, "int4"),
         ("deepseek-v2", 5, None),
         ("gemma4", 5, None),
+        ("qwen3.5", 16, None),
+        ("granite-hybrid", 5, None),
+        ("falcon-h1", 16, None),
+        ("lfm2", 5, None),
+        ("mamba2", 16, None),
+        ("kimi-linear", 16, None),
     ],
 )
 def test_tokens_and_logits_are_those_of_the_reference(
     kind: str, page_size: int, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some layers have a window. DeepSeek's attention is latent, layers of Gemma 4 differ in shape."""
+    """Some layers have a window. DeepSeek's attention is latent, layers of Gemma 4 differ in shape. Others have states,
+    of which those of Mamba-2 take many pages.
+    """
     if kind == "windows":
         directory = write_ministral(tmp_path, 9, "fs")
     else:
         directory = checkpoints.write(BY_NAME[kind], tmp_path)
-    expected = run(directory, page_size, quantization)
+    pages = 300 if kind == "mamba2" else 80
+    expected = run(directory, page_size, quantization, pages)
     monkeypatch.setattr(TorchBackend, "attention", on_kernels)
     monkeypatch.setattr(TorchBackend, "logit_ops", GpuOps())
     monkeypatch.setattr(TorchBackend, "model", as_graphs)
-    monkeypatch.setattr(TorchBackend, "starter", start_draws)
+    monkeypatch.setattr(TorchBackend, "starter", staticmethod(start_draws))
     monkeypatch.setattr(loading, "load_model", with_products)
     REPLAYED.clear()
-    found = run(directory, page_size, quantization)
+    found = run(directory, page_size, quantization, pages)
     assert len(REPLAYED) >= NEW or kind != "windows"
     assert type(found.loaded.runner.attention) is TritonAttention
     assert {i: r.tokens for i, r in found.results.items()} == {i: r.tokens for i, r in expected.results.items()}
