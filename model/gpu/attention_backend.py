@@ -24,6 +24,7 @@ from model.gpu.formats import capability_of, format_of
 from model.gpu.heads_kind import HeadsKind
 from model.gpu.heads_kind import why_not as why_not_of_shape
 from model.gpu.kv_pool import KVPool
+from model.gpu.packer import ALIGNED
 from model.gpu.pieces import NO_PIECES, Division, LaunchKind, Round, divide
 from model.gpu.plan import GpuGroupPlan, GpuPlan, GroupWork, Launch, Places, laid_out
 from model.gpu.state_plan import StateWork
@@ -107,15 +108,15 @@ class TritonAttention:
     # A step
 
     def plan(self, shape: StepShape) -> GpuPlan:
-        work = self._work(shape)
+        work, states = self._work(shape), None if shape.segments is None else StateWork.of(shape.segments)
         # A step of one token a sequence, in one round, goes into the place that graphs read, if it fits there.
         if self._places is not None and len(shape.slices) <= self._places.rows and shape.slices[:, 2].max() == 1:
             rows = next(rows for rows in self._rows if rows >= len(shape.slices))
             rounds = [part for one in work for part in one.division.rounds]
             once = len(rounds) == len(work) and all(part.parts <= self._most_parts for part in rounds)
-            if once and (plan := self._places.filled(rows, work)):
+            if once and (plan := self._places.filled(rows, work, states)):
                 return plan
-        return laid_out(work, self._device, None if shape.segments is None else StateWork.of(shape.segments))
+        return laid_out(work, self._device, states)
 
     def _work(self, shape: StepShape) -> list[GroupWork]:
         """Returns the work of each layer group."""
@@ -148,8 +149,9 @@ class TritonAttention:
         layout, most = self._layout, rows[-1]
         pages = -(-context // layout.page_size)
         chunks = -(-context // min(kind.tuning.few.chunk for kind in self._kinds))
-        # Page tables, pieces, lists of tokens that share keys, and arrays with a few numbers for each row.
+        # Page tables, pieces, lists of tokens that share keys, arrays with a few numbers for each row; states' pages.
         numbers = len(layout.groups) * most * (pages + (FIELDS.value + 2) * chunks + 16) + 64 * len(layout.groups)
+        numbers += 2 * layout.states.pages * (most + ALIGNED) + 8 * (most + ALIGNED)
         spare = self._slots - layout.page_size
         programs = -(-self._wanted_programs() // min(kind.columns for kind in self._kinds))
         self._rows, self._places = tuple(rows), Places(most, numbers, programs, spare, self._device)
@@ -174,7 +176,9 @@ class TritonAttention:
             only = Round(tuple(LaunchKind(one, True, True, NO_PIECES) for one in sizes), joins, 0)
             return GroupWork(none, none, none, none, Division(none, none, (only,)))
 
-        plan = self._places.filled(rows, [nothing(kind.tuning) for kind in self._kinds])
+        pages = self._layout.states.pages
+        states = StateWork.nothing(pages, rows) if pages else None
+        plan = self._places.filled(rows, [nothing(kind.tuning) for kind in self._kinds], states)
         if plan is None:
             raise RuntimeError("the place for plans of graphs is too small")
         return plan

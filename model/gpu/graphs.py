@@ -16,7 +16,7 @@ from dataclasses import fields, is_dataclass
 import torch
 
 from model.attention.sharing import SHARERS
-from model.blocks import Experts, Recurrence
+from model.blocks import Experts
 from model.decoder import Decoder
 from model.forward import ForwardBatch, ForwardOutput, ImageEncoder
 from model.gpu.attention_backend import TritonAttention
@@ -44,8 +44,6 @@ def why_not(part: object) -> str | None:
     """Returns why a model, or a part of one, cannot be recorded. None if it can."""
     if isinstance(part, Experts):
         return "which experts a step needs is known only when it runs"
-    if isinstance(part, Recurrence):
-        return "it has recurrent layers, whose runs of tokens are launched one by one"
     if isinstance(part, Rope) and part.axes:
         return "its rotary embedding turns by several axes, graphs have the position in the sequence alone"
     if isinstance(part, list | tuple):

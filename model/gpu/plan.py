@@ -144,7 +144,7 @@ class Places:
         self.rows, self._programs, self._spare, self._device = rows, programs, spare, device
         self._packed = torch.zeros(numbers, dtype=torch.int32, device=device)
 
-    def filled(self, rows: int, work: Sequence[GroupWork]) -> GpuPlan | None:
+    def filled(self, rows: int, work: Sequence[GroupWork], states: StateWork | None = None) -> GpuPlan | None:
         """Lays out a plan of `rows` rows, the first of which are those of `work`, in one pass.
 
         Returns:
@@ -152,11 +152,13 @@ class Places:
         """
         packer = Packer()
         groups = [_put(packer, _filled_up(one, rows, self._spare), self.rows) for one in work]
+        placed = None if states is None else states.filled_up(rows).put(packer, self.rows)
         _put_lists(packer, groups)
         if packer.size > len(self._packed):
             return None
         self._packed[: packer.size].copy_(packer.host(self._device), non_blocking=True)
-        return GpuPlan(self._packed, tuple(group.on(self._packed, self._programs) for group in groups), rows)
+        made = None if placed is None else placed.on(self._packed)
+        return GpuPlan(self._packed, tuple(group.on(self._packed, self._programs) for group in groups), rows, made)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,7 +31,7 @@ class StatePlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Placed:
+class PlacedStates:
     """Places of the arrays of a plan, and their content."""
 
     arrays: tuple[Ints, ...]
@@ -74,6 +74,21 @@ class StateWork:
             )
         )
 
-    def put(self, packer: Packer) -> _Placed:
-        """Packs the arrays."""
-        return _Placed(self.arrays, tuple(packer.put(array) for array in self.arrays))
+    @staticmethod
+    def nothing(pages: int, rows: int) -> "StateWork":
+        """Returns the work of `rows` runs without a segment, whose states have `pages` pages."""
+        sizes = (rows, 2), (rows, 2), (pages, rows), (pages, rows), (rows, 4)
+        return StateWork(tuple(np.zeros(size, np.int32) for size in sizes))
+
+    def filled_up(self, rows: int) -> "StateWork":
+        """Returns the work of a step of one token a sequence with `rows` runs. Those that are added have no segment."""
+        filled = StateWork.nothing(len(self.arrays[2]), rows)
+        for whole, array in zip(filled.arrays, self.arrays, strict=True):
+            whole[: array.shape[0], : array.shape[1]] = array
+        return filled
+
+    def put(self, packer: Packer, room: int = 0) -> PlacedStates:
+        """Packs the arrays, each with room for as many rows, of a step of one token a sequence."""
+        widths = 2, 2, len(self.arrays[2]), len(self.arrays[2]), 4
+        places = (packer.put(array, room * width) for array, width in zip(self.arrays, widths, strict=True))
+        return PlacedStates(self.arrays, tuple(places))

@@ -13,10 +13,8 @@ from model.embedding_table import PlainTable
 from model.forward import ForwardBatch, ForwardOutput
 from model.gpu.graphs import GraphDecoder, sizes_of_graphs, why_not
 from model.layers import silu
-from model.recurrent import ConvolutionShape
 from model.rope import Rope
 from model.routing import Routing
-from model.short_convolution import ShortConvolution
 from tests.support.sectioned import in_turn
 
 
@@ -41,11 +39,6 @@ def test_a_model_that_turns_by_several_axes_is_not_recorded() -> None:
     attention = SelfAttention(0, 1, 1, 8, abs, abs, rope)
     assert why_not([attention]) is None
     assert "several axes" in (why_not([replace(attention, rope=in_turn(rope))]) or "")
-
-
-def test_a_model_with_states_is_not_recorded() -> None:
-    mixer = ShortConvolution(0, ConvolutionShape(8, 3), abs, torch.ones(8, 3), None, abs)
-    assert "recurrent layers" in (why_not([mixer]) or "")
 
 
 class Attention:

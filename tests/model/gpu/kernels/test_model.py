@@ -32,6 +32,8 @@ from tests.support.engines import Rig, make_request, make_rig
 NEW = 5
 SMALL = Tuning(few=TileSizes(16, 16, 16, 4, 2), many=TileSizes(16, 16, 32, 4, 2), shared=TileSizes(32, 16, 16, 4, 2))
 REPLAYED: list[int] = []
+LAUNCHED = ("deepseek-v2", "gemma4", "granite-hybrid", "kimi-linear")
+"""Kinds whose decodes are no graphs: their experts are known only as a step runs."""
 
 
 def run(directory: Path, page_size: int, quantization: str | None, pages: int = 80) -> Rig:
@@ -107,7 +109,7 @@ def test_tokens_and_logits_are_those_of_the_reference(
     monkeypatch.setattr(loading, "load_model", with_products)
     REPLAYED.clear()
     found = run(directory, page_size, quantization, pages)
-    assert len(REPLAYED) >= NEW or kind != "windows"
+    assert len(REPLAYED) >= NEW or kind in LAUNCHED
     assert type(found.loaded.runner.attention) is TritonAttention
     assert {i: r.tokens for i, r in found.results.items()} == {i: r.tokens for i, r in expected.results.items()}
     assert found.logits.keys() == expected.logits.keys()
