@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.gguf.names import Change, Named, hub_names
+from model.gguf.named import Change, Named
+from model.gguf.names import hub_names
 from model.gguf.split import is_gguf, open_model
 from model.recurrent import DeltaShape
 from model.weight_formats.gguf import groups_of
@@ -82,7 +83,9 @@ class GGUFCheckpoint(Checkpoint):
         if one.change is Change.PLUS_ONE:
             return tensor.float() - 1.0
         if one.change is Change.CHANNELS:
-            return tensor.unsqueeze(1)
+            return tensor.unsqueeze(1) if tensor.ndim == 2 else tensor
+        if one.change is Change.IN_COLUMNS:
+            return tensor.flatten()
         if one.change in TILED:
             return self._heads_together(one.change, tensor)
         if one.change is Change.FLAT:

@@ -48,8 +48,10 @@ def _feed_forward(config: ModelConfig, at: Tensors) -> FeedForward:
     """Loads the MLP of a layer, and the experts beside it if there are some."""
     c, fields, shared = config, config.fields, at.under("shared_mlp.")
     width, experts = fields.positive("shared_intermediate_size", 1024), fields.get("num_local_experts", int, 8)
+    apart = "gate_proj.weight" in shared  # as llama.cpp saves it
+    both = [("gate_proj", width), ("up_proj", width)] if apart else [("input_linear", 2 * width)]
     mlp = GatedMLP(
-        shared.linear("input_linear", c.hidden, 2 * width, gated=True, rows=at.shard.gated(width)),
+        shared.linear(both, c.hidden, gated=True, rows=at.shard.gated(width)),
         shared.linear("output_linear", width, c.hidden, columns=at.shard.part(width)),
         read_activation(fields, "hidden_act", "silu"),
     )

@@ -54,7 +54,7 @@ def load_state_space(
         rows_of(of.floats("conv1d.bias", s.channels), channels)
         if convolution
         else torch.zeros(mine.channels, device=of.device),
-        StepSizes(torch.exp(by_head("A_log")), by_head("dt_bias"), *read_step_limits(config.fields)),
+        StepSizes(rows_of(decay_rates(of, s.heads), heads), by_head("dt_bias"), *read_step_limits(config.fields)),
         by_head("D"),
         GatedNorm(
             order,
@@ -66,6 +66,11 @@ def load_state_space(
         ),
         of.summed("out_proj", s.values, config.hidden, output_bias, values[0]),
     )
+
+
+def decay_rates(of: Tensors, heads: int) -> Tensor:
+    """Loads how fast the heads' states fade. llama.cpp saves them themselves, with a minus."""
+    return -of.floats("ssm_a", heads) if "ssm_a" in of else torch.exp(of.floats("A_log", heads))
 
 
 def _channels(shard: Shard, shape: ScanShape) -> list[slice]:

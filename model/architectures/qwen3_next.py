@@ -5,13 +5,10 @@ Norms stand for 1 + w, but for that of a recurrent layer's output. A part of a h
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
 from model.architectures.experts import load_experts, load_with_shared, read_used
 from model.architectures.glm4_moe import ignore_predictors
 from model.architectures.llama import load_decoder, load_mlp, load_rope, norm_eps
-from model.architectures.mixers import rows_of
+from model.architectures.mixers import decay_rates, rows_of
 from model.blocks import FeedForward, PreNorm, SelfAttention
 from model.config import ModelConfig
 from model.decoder import Decoder
@@ -158,11 +155,6 @@ def _sorted(sizes: tuple[int, ...], heads: range) -> list[slice]:
     return rows
 
 
-def _rates(of: Tensors, heads: int) -> Tensor:
-    """Loads how fast the heads' states fade. llama.cpp saves them themselves, with a minus."""
-    return -of.floats("ssm_a", heads) if "ssm_a" in of else torch.exp(of.floats("A_log", heads))
-
-
 def _delta_net(config: ModelConfig, of: Tensors, number: int, shape: DeltaShape, products: Products) -> GatedDeltaNet:
     c, s, shard = config, shape, of.shard
     heads, values = shard.even(s.heads), shard.even(s.values)
@@ -171,7 +163,7 @@ def _delta_net(config: ModelConfig, of: Tensors, number: int, shape: DeltaShape,
         shard.of_recurrence(s),
         *products(c, of, s),
         rows_of(of.floats("conv1d.weight", s.channels, 1, s.taps)[:, 0], shard.even(s.keys, s.keys, s.values)),
-        rows_of(_rates(of, s.heads), heads),
+        rows_of(decay_rates(of, s.heads), heads),
         rows_of(of.floats("dt_bias", s.heads), heads),
         of.floats("norm.weight", s.value_dim),
         norm_eps(c),

@@ -23,6 +23,7 @@ UNREAD = (
 
 SOFTMAX, SIGMOID = 1, 2  # values of 'expert_gating_func'
 WINDOW, EVERY = "attention.sliding_window", "interleave_moe_layer_step"
+KV_HEADS = "attention.head_count_kv"
 DEEPSEEK = ("expert_weights_scale", "expert_shared_count", "leading_dense_block_count", "expert_group_count")
 GRANITE = ("attention.scale", "embedding_scale", "logit_scale", "residual_scale")
 READ = {
@@ -37,7 +38,9 @@ READ = {
     "gemma4": (WINDOW,),
     "gpt-oss": (WINDOW,),
     "granite": GRANITE,
+    "granitehybrid": GRANITE,
     "granitemoe": GRANITE,
+    "lfm2moe": ("leading_dense_block_count",),
     "phi3": (WINDOW,),
     "phimoe": (WINDOW,),
 }
@@ -86,6 +89,11 @@ def read_rope(source: Source, values: Values) -> Values:
             own = 1 + 0.1 * math.log(max(1.0, rope["factor"]))
             rope["attention_factor"] = own * source.number("rope.scaling.attn_factor")
     return {"rope_scaling": rope}
+
+
+def any_layer_has(source: Source, name: str) -> bool:
+    """Returns whether a layer has a tensor of this name. Where layers differ, the first need not be one that could."""
+    return any(one.startswith("blk.") and one.endswith(f".{name}") for one in source.model.tensors)
 
 
 def read_partial(source: Source, head_dim: int) -> Values:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from model.errors import MOST_SHOWN, CheckpointError
-from model.gguf.common import Values, check_unread
+from model.gguf.common import KV_HEADS, Values, check_unread
 from model.gguf.families import ARCHITECTURES
 from model.gguf.names import hub_names
 from model.gguf.source import Source
@@ -15,6 +15,8 @@ from model.gguf.split import GGUFModel, open_model
 from model.gguf.tokens import end_tokens
 
 DIFFERING = ("gemma4",)  # architectures whose layers may have different KV heads
+HYBRIDS = ("granitehybrid", "lfm2", "lfm2moe")  # whose layers without attention have no KV heads
+UNATTENDED = ("mamba2",)  # whose layers have no heads at all
 METHOD = "gguf"
 """`quant_method` of weights in blocks. No config.json may name it: only files have such weights."""
 
@@ -43,13 +45,15 @@ def read_gguf_config(path: Path) -> Values:
 
 def _common(source: Source) -> Values:
     """Returns what all architectures say in the same way."""
-    tensors, heads = source.model.tensors, source.count("attention.head_count")
+    tensors, heads = source.model.tensors, 1 if source.prefix in UNATTENDED else source.count("attention.head_count")
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{source.model.path}: the tensor token_embd.weight is missing or is no matrix")
     hidden, layers = source.count("embedding_length"), source.count("block_count")
     if source.prefix in DIFFERING:
         kv_heads = source.by_layer("attention.head_count_kv", layers, heads)[0]
+    elif source.prefix in HYBRIDS:
+        kv_heads = max(source.by_layer(KV_HEADS, layers, heads, least=0))
     else:
         kv_heads = source.count("attention.head_count_kv", heads)
     values: Values = {

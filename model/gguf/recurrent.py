@@ -1,7 +1,7 @@
-"""Reads the configuration of models with a gated delta rule from a GGUF file's metadata. Imports no torch."""
+"""Reads the configuration of models with recurrent layers from a GGUF file's metadata. Imports no torch."""
 
 from model.errors import CheckpointError
-from model.gguf.common import Values, like_llama, read_predictors
+from model.gguf.common import KV_HEADS, Values, any_layer_has, like_llama, read_multipliers, read_predictors
 from model.gguf.source import Source
 
 KINDS = {True: "linear_attention", False: "full_attention"}
@@ -59,3 +59,80 @@ def _read_layers(source: Source, common: Values, architecture: str) -> Values:
         "linear_value_head_dim": source.count("ssm.inner_size") // heads,
         "linear_conv_kernel_dim": source.count("ssm.conv_kernel"),
     }
+
+
+def read_lfm2(source: Source, common: Values) -> Values:
+    return like_llama("Lfm2ForCausalLM")(source, common) | _read_convolutions(source, common)
+
+
+def read_lfm2_moe(source: Source, common: Values) -> Values:
+    """LFM2's mixture of experts: sigmoid with a bias, weights that add up to 1, as llama.cpp takes for granted."""
+    return (
+        like_llama("Lfm2MoeForCausalLM")(source, common)
+        | _read_convolutions(source, common)
+        | {
+            "num_dense_layers": source.count("leading_dense_block_count"),
+            "moe_intermediate_size": source.count("expert_feed_forward_length"),
+            "num_experts": source.count("expert_count"),
+            "num_experts_per_tok": source.count("expert_used_count"),
+            "use_expert_bias": any_layer_has(source, "exp_probs_b.bias"),
+        }
+    )
+
+
+def _read_convolutions(source: Source, common: Values) -> Values:
+    heads = source.by_layer(KV_HEADS, common["num_hidden_layers"], common["num_attention_heads"], least=0)
+    return {
+        "norm_eps": source.number("attention.layer_norm_rms_epsilon"),
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "conv_L_cache": source.count("shortconv.l_cache"),
+        "conv_bias": any_layer_has(source, "shortconv.conv.bias"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def read_mamba2(source: Source, common: Values) -> Values:
+    inner, heads = source.count("ssm.inner_size"), source.count("ssm.time_step_rank")
+    return {
+        "architectures": ["Mamba2ForCausalLM"],
+        "layer_norm_epsilon": source.number("attention.layer_norm_rms_epsilon"),
+        "expand": max(1, inner // common["hidden_size"]),
+        "num_heads": heads,
+        "head_dim": max(1, inner // heads),
+        "n_groups": source.count("ssm.group_count"),
+        "state_size": source.count("ssm.state_size"),
+        "conv_kernel": source.count("ssm.conv_kernel"),
+        "use_bias": any_layer_has(source, "ssm_in.bias"),
+        "use_conv_bias": any_layer_has(source, "ssm_conv1d.bias"),
+    }
+
+
+def read_granite_hybrid(source: Source, common: Values) -> Values:
+    """Granite 4. Its MLP is one of all tokens, beside experts if there are some; positions are a switch."""
+    inner, heads = source.count("ssm.inner_size"), source.count("ssm.time_step_rank")
+    kv_heads = source.by_layer(KV_HEADS, common["num_hidden_layers"], common["num_attention_heads"], least=0)
+    values = like_llama("GraniteMoeHybridForCausalLM")(source, common) | read_multipliers(source, common)
+    experts: Values = {"num_local_experts": 0}
+    if any_layer_has(source, "ffn_gate_inp.weight"):
+        experts = {
+            "num_local_experts": source.count("expert_count"),
+            "num_experts_per_tok": source.count("expert_used_count"),
+        }
+    return (
+        values
+        | experts
+        | {
+            "shared_intermediate_size": source.count("expert_shared_feed_forward_length", values["intermediate_size"]),
+            "attention_bias": any_layer_has(source, "attn_q.bias"),
+            "layer_types": ["attention" if count else "mamba" for count in kv_heads],
+            "position_embedding_type": "rope" if source.flag("rope.scaling.finetuned", True) else "nope",
+            "mamba_n_heads": heads,
+            "mamba_d_head": max(1, inner // heads),
+            "mamba_expand": max(1, inner // common["hidden_size"]),
+            "mamba_n_groups": source.count("ssm.group_count"),
+            "mamba_d_state": source.count("ssm.state_size"),
+            "mamba_d_conv": source.count("ssm.conv_kernel"),
+            "mamba_conv_bias": any_layer_has(source, "ssm_conv1d.bias"),
+            "mamba_proj_bias": any_layer_has(source, "ssm_in.bias"),
+        }
+    )

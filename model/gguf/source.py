@@ -28,8 +28,8 @@ class Source:
     def count(self, key: str, default: int | None = None) -> int:
         return self.model.metadata.count(f"{self.prefix}.{key}", default)
 
-    def by_layer(self, key: str, layers: int, default: int | None = None) -> list[int]:
-        """Returns a count for each layer, of a key that has one for all of them or one for each.
+    def by_layer(self, key: str, layers: int, default: int | None = None, least: int = 1) -> list[int]:
+        """Returns a count for each layer, at least `least`, of a key that has one for all of them or one for each.
 
         Raises:
             CheckpointError: It has others, or a number of them that is not that of the layers.
@@ -38,8 +38,8 @@ class Source:
         if full in metadata.fields or full not in metadata:
             return [self.count(key, default)] * layers
         counts = metadata.integers(full)
-        if len(counts) != layers or min(counts) < 1:
-            raise CheckpointError(f"{metadata.path}: {full!r} must have {layers} numbers of at least 1")
+        if len(counts) != layers or min(counts) < least:
+            raise CheckpointError(f"{metadata.path}: {full!r} must have {layers} numbers of at least {least}")
         return counts
 
     def flags(self, key: str, layers: int) -> list[bool]:

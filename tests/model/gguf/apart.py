@@ -100,7 +100,21 @@ GRANITE_MOE = (
         lambda _, parts: np.concatenate(parts, 1),
     ),
 )  # fmt: skip
-APART = {"gpt-oss": GPT_OSS, "granitemoe": GRANITE_MOE, "qwen3next": QWEN3_NEXT}
+GRANITE_HYBRID = (
+    Apart(
+        r"block_sparse_moe\.input_linear\.weight$",
+        ("block_sparse_moe.experts.w1.weight", "block_sparse_moe.experts.w3.weight"),
+        lambda _, data: np.split(data, 2, 1),
+        lambda _, parts: np.concatenate(parts, 1),
+    ),
+    Apart(
+        r"shared_mlp\.input_linear\.weight$",
+        ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"),
+        lambda _, data: np.split(data, 2),
+        lambda _, parts: np.concatenate(parts),
+    ),
+)
+APART = {"gpt-oss": GPT_OSS, "granitemoe": GRANITE_MOE, "qwen3next": QWEN3_NEXT, "granitehybrid": GRANITE_HYBRID}
 """By architecture in the file."""
 
 

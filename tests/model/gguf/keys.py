@@ -75,3 +75,29 @@ def divisors_of_gemma4(c: Config) -> NDArray[np.float32]:
     pairs = next(iter(c["per_layer_config"].values()))["head_dim"] // 2
     rotated = int(pairs * c["rope_parameters"]["full_attention"]["partial_rotary_factor"])
     return np.float32([1.0] * rotated + [1e30] * (pairs - rotated))
+
+
+def write_state_space(c: Config, w: GGUFWriter) -> None:
+    """Mamba-2's, and Granite 4's, whose keys begin with "mamba"."""
+    of = {key.removeprefix("mamba_"): value for key, value in c.items()}
+    heads = of.get("num_heads") or of["n_heads"]
+    w.add_ssm_conv_kernel(of.get("conv_kernel") or of["d_conv"])
+    w.add_ssm_state_size(of.get("state_size") or of["d_state"])
+    w.add_ssm_group_count(of["n_groups"])
+    w.add_ssm_inner_size(heads * (of.get("d_head") or of["head_dim"]))
+    w.add_ssm_time_step_rank(heads)
+
+
+def write_hybrid(c: Config, w: GGUFWriter, heads: int) -> None:
+    """Layers with attention, which alone have KV heads, among others."""
+    w.add_head_count_kv([heads if kind in ("attention", "full_attention") else 0 for kind in c["layer_types"]])
+    if "conv_L_cache" in c:
+        w.add_shortconv_l_cache(c["conv_L_cache"])
+        w.add_layer_norm_rms_eps(c["norm_eps"])
+    else:
+        write_state_space(c, w)
+        w.add_expert_shared_feed_forward_length(c["shared_intermediate_size"])
+        w.add_rope_scaling_finetuned(c["position_embedding_type"] == "rope")
+    if "num_dense_layers" in c:
+        w.add_leading_dense_block_count(c["num_dense_layers"])
+        w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)

@@ -99,6 +99,7 @@ def test_a_factor_of_attention_is_beside_yarns_own(read: Callable[..., ModelConf
         ("glm4-moe", "glm4moe.nextn_predict_layers", 4, "is 4, must be from 0 to 3"),
         ("qwen3.5", "qwen35.attention.recurrent_layers", [1, 1, 0, 1], "must be an array of truth values"),
         ("qwen3.5", "qwen35.attention.recurrent_layers", [True, False], "has 2 values for 4 layers"),
+        ("lfm2", "lfm2.attention.head_count_kv", [0, 2, 2], "must have 4 numbers of at least 0"),
         ("gpt-oss", "gpt-oss.attention.sliding_window_pattern", [True, False], "must be an array of integers"),
         ("llama", "llama.attention.value_length", 24, "differs from 'attention.key_length'"),
         ("llama", "llama.block_count", 2.0, "is 2.0, must be of type int"),

@@ -83,6 +83,9 @@ CASES = {
         with_values("qwen3.5-wide", linear_value_head_dim=32, attention_bias=False),
         with_values("qwen3.5-moe", linear_value_head_dim=128),
         with_values("qwen3-next", norm_topk_prob=True, mlp_only_layers=[]),
+        *map(BY_NAME.__getitem__, ("granite-hybrid", "granite-hybrid-dense", "lfm2", "lfm2-biases")),
+        with_values("lfm2-moe", routed_scaling_factor=1.0),
+        *map(BY_NAME.__getitem__, ("mamba2", "mamba2-biases")),
         with_values("gpt-oss", swiglu_limit=7.0, rope_parameters=OSS_YARN),
         with_values(
             "gpt-oss-limit",
@@ -94,7 +97,8 @@ CASES = {
 }
 OF_40 = (
     "qwen3-moe", "qwen2-moe", "deepseek-v2", "deepseek-v3", "ernie4.5-moe", "ernie4.5-moe-biases",
-    "ernie4.5-moe-unshared", "qwen3-next", "glm4-moe", "glm4-moe-plain",
+    "ernie4.5-moe-unshared", "qwen3-next", "glm4-moe", "glm4-moe-plain", "lfm2-moe",
+    "granite-hybrid",
 )  # fmt: skip
 """Their experts have 40 or 48 columns, which no type but plain ones holds."""
 

@@ -25,8 +25,10 @@ from tests.model.gguf.keys import (
     divisors_of_gemma4,
     write_deepseek_experts,
     write_delta_net,
+    write_hybrid,
     write_latents,
     write_layers_that_differ,
+    write_state_space,
 )
 
 Array = NDArray[Any]
@@ -73,10 +75,16 @@ ARCHITECTURES = {
     "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
     "PhimoeForCausalLM": "phimoe",
     "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeHybridForCausalLM": "granitehybrid",
+    "Lfm2ForCausalLM": "lfm2",
+    "Lfm2MoeForCausalLM": "lfm2moe",
+    "Mamba2ForCausalLM": "mamba2",
 }
 SCALES_OF_GEMMA4 = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
 SLIDING = ("gemma4", "gemma2", "gemma3", "phi3", "cohere2", "exaone4", "gpt-oss", "phimoe")
-PAIRED = ("llama", "smollm3", "granite", "granitemoe")
+PAIRED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid")
+STATE_SPACE = ("granitehybrid", "mamba2")
+HYBRIDS = ("granitehybrid", "lfm2", "lfm2moe")
 WRITABLE = {Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.MXFP4}
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
 SCALES = {  # places of numbers of 16 bits in a block
@@ -144,12 +152,18 @@ class Conversion:
             there = SCALES_OF_GEMMA4.get(name.split(".", 3)[-1]) if self.architecture == "gemma4" else None
             if there is not None:
                 there = f"blk.{name.split('.')[2]}.{there}"
+            spelled = spelled.replace(".expert_bias", ".expert_bias.bias")
+            spelled = re.sub(r"^model\.(?=layers\.\d+\.feed_forward\.experts)", "", spelled)
+            if self.architecture == "granitehybrid" and not self.config["num_local_experts"]:
+                spelled = re.sub(r"(mlp\.shared_experts|shared_mlp)\.", "mlp.", spelled).replace(
+                    "output_linear", "down_proj"
+                )
             there = there or names.get_name(spelled, (".weight", ".bias"))
             assert there is not None, name
             plain = (
                 data.ndim == 1
                 or there.endswith(".bias")
-                or any(part in there for part in ("norm", "ffn_gate_inp", "conv1d"))
+                or any(part in there for part in ("norm", "ffn_gate_inp", "conv1d", "shortconv.conv"))
             )
             kind = Kind.F32 if plain else kinds(there)
             raw, numbers = encoded(there, np.ascontiguousarray(self._changed(name, data)), kind)
@@ -211,9 +225,12 @@ class Conversion:
         if self._adds_one(name):
             return data + np.float32(1)
         if name.endswith("A_log"):
-            return -torch.exp(torch.from_numpy(data)).numpy()
-        if "conv1d" in name:
+            rates = -torch.exp(torch.from_numpy(data)).numpy()
+            return rates[:, None] if self.architecture in STATE_SPACE else rates
+        if re.search(r"conv(1d|\.conv)\.weight", name):
             return data[:, 0]
+        if self._in_columns(name):
+            return data.reshape(self._get("mamba_n_groups", "n_groups"), -1) if "norm" in name else data[:, None]
         if self._lies(name):
             return data.T
         return apart(data, heads, kv_heads) if "query_key_value" in name else data
@@ -227,8 +244,10 @@ class Conversion:
             return data.reshape(count, -1, 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
         if name.endswith("A_log"):
             return self.tensors[name]
-        if "conv1d" in name:
+        if re.search(r"conv(1d|\.conv)\.weight", name):
             return data[:, None]
+        if self._in_columns(name):
+            return data.flatten()
         if self._adds_one(name):
             return data - np.float32(1)
         if self._lies(name):
@@ -238,6 +257,10 @@ class Conversion:
             order[apart(np.arange(len(data)), heads, kv_heads)] = np.arange(len(data))
             return data[order]
         return data
+
+    def _in_columns(self, name: str) -> bool:
+        """Whether a vector of a state-space mixer is written in two dimensions."""
+        return self.architecture in STATE_SPACE and bool(re.search(r"(mixer|mamba)\.(D|norm\.weight)$", name))
 
     def _adds_one(self, name: str) -> bool:
         if self.architecture == "gemma4":
@@ -249,6 +272,8 @@ class Conversion:
         return self.architecture == "gpt2" and bool(re.search(r"(c_attn|c_proj|c_fc)\.weight", name))
 
     def _heads(self) -> tuple[int, int]:
+        if self.architecture == "mamba2":
+            return 0, 0
         heads = self._get("num_attention_heads", "n_head")
         if self.architecture == "falcon":
             if self.config["new_decoder_architecture"]:
@@ -284,10 +309,17 @@ class Conversion:
         w.add_block_count(self._get("num_hidden_layers", "n_layer"))
         if self.architecture == "gemma4":
             write_layers_that_differ(c, w)
+        elif self.architecture == "mamba2":
+            w.add_feed_forward_length(0)
+            write_state_space(c, w)
+        elif self.architecture == "lfm2":  # after what its config.json makes of it
+            w.add_feed_forward_length(len(self.tensors["model.layers.0.feed_forward.w1.weight"]))
         elif self.architecture != "qwen35moe":  # which has no layers without experts
             w.add_feed_forward_length(self._get("intermediate_size", "n_inner", "ffn_hidden_size") or 4 * hidden)
         w.add_head_count(heads)
-        if self.architecture not in ("deepseek2", "gemma4"):
+        if self.architecture in HYBRIDS:
+            write_hybrid(c, w, kv_heads)
+        elif self.architecture not in ("deepseek2", "gemma4", "mamba2"):
             w.add_head_count_kv(kv_heads)
             w.add_key_length(c.get("head_dim") or hidden // heads)
             w.add_value_length(c.get("head_dim") or hidden // heads)
@@ -296,9 +328,11 @@ class Conversion:
         if self.architecture == "glm4moe":
             write_deepseek_experts(c, w)
         w.add_rope_freq_base(rope.get("rope_theta", 10000.0))
-        if "rms_norm_eps" in c:
+        if self.architecture == "mamba2":
+            w.add_layer_norm_rms_eps(c["layer_norm_epsilon"])
+        elif "rms_norm_eps" in c:
             w.add_layer_norm_rms_eps(c["rms_norm_eps"])
-        else:
+        elif "norm_eps" not in c:
             w.add_layer_norm_eps(self._get("layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"))
         if rope.get("rope_type") in ("linear", "yarn"):
             w.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
