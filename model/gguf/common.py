@@ -41,6 +41,7 @@ READ = {
     "granitehybrid": GRANITE,
     "granitemoe": GRANITE,
     "lfm2moe": ("leading_dense_block_count",),
+    "nemotron_h_moe": ("expert_weights_scale", "expert_shared_count", "expert_group_count"),
     "phi3": (WINDOW,),
     "phimoe": (WINDOW,),
 }

@@ -15,7 +15,13 @@ from model.gguf.split import GGUFModel, open_model
 from model.gguf.tokens import end_tokens
 
 DIFFERING = ("gemma4",)  # architectures whose layers may have different KV heads
-HYBRIDS = ("granitehybrid", "lfm2", "lfm2moe")  # whose layers without attention have no KV heads
+HYBRIDS = (
+    "granitehybrid",
+    "lfm2",
+    "lfm2moe",
+    "nemotron_h",
+    "nemotron_h_moe",
+)  # whose layers without attention have no KV heads
 UNATTENDED = ("mamba2",)  # whose layers have no heads at all
 METHOD = "gguf"
 """`quant_method` of weights in blocks. No config.json may name it: only files have such weights."""

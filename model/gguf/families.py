@@ -211,6 +211,8 @@ ARCHITECTURES: dict[str, Reader] = {
     "lfm2": recurrent.read_lfm2,
     "lfm2moe": recurrent.read_lfm2_moe,
     "mamba2": recurrent.read_mamba2,
+    "nemotron_h": recurrent.read_nemotron_h,
+    "nemotron_h_moe": recurrent.read_nemotron_h,
     "smollm3": _smollm3,
     "seed_oss": _seed_oss,
     "granite": _granite,

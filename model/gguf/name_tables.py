@@ -178,6 +178,7 @@ LFM2 = Names(
     | {"exp_probs_b.bias": "feed_forward.expert_bias"},
     top={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
 )
+BACKBONE = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"}
 GRANITE_MOE = {name: part.replace("mlp.", "block_sparse_moe.") for name, part in EXPERTS.items()}
 NAMES = {
     "LlamaForCausalLM": Names(LLAMA, changes=PAIRED),
@@ -218,6 +219,26 @@ NAMES = {
         PAIRED | STATE_SPACE_CHANGES,
         _below("mamba", STATE_SPACE_WHOLE),
     ),
+    "NemotronHForCausalLM": Names(
+        _below("mixer", STATE_SPACE)
+        | {
+            "attn_norm": "norm",
+            "attn_q": "mixer.q_proj",
+            "attn_k": "mixer.k_proj",
+            "attn_v": "mixer.v_proj",
+            "attn_output": "mixer.o_proj",
+            "ffn_up": "mixer.up_proj",
+            "ffn_down": "mixer.down_proj",
+            "ffn_gate_inp": "mixer.gate",
+            "ffn_up_shexp": "mixer.shared_experts.up_proj",
+            "ffn_down_shexp": "mixer.shared_experts.down_proj",
+        },
+        {"ffn_up_exps": "mixer.experts.{}.up_proj", "ffn_down_exps": "mixer.experts.{}.down_proj"},
+        PAIRED | STATE_SPACE_CHANGES,
+        _below("mixer", STATE_SPACE_WHOLE) | {"exp_probs_b.bias": "mixer.gate.e_score_correction_bias"},
+        layers="backbone.layers.{}.",
+        top=BACKBONE,
+    ),
     "Lfm2ForCausalLM": LFM2,
     "Lfm2MoeForCausalLM": LFM2,
     "Mamba2ForCausalLM": Names(
@@ -225,7 +246,7 @@ NAMES = {
         changes=STATE_SPACE_CHANGES,
         whole=_below("mixer", STATE_SPACE_WHOLE),
         layers="backbone.layers.{}.",
-        top={"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"},
+        top=BACKBONE,
     ),
     "PhimoeForCausalLM": Names(LLAMA | {"ffn_gate_inp": "block_sparse_moe.gate"}, MIXTRAL_EXPERTS),
     "Ernie4_5_MoeForCausalLM": Names(

@@ -136,3 +136,45 @@ def read_granite_hybrid(source: Source, common: Values) -> Values:
             "mamba_proj_bias": any_layer_has(source, "ssm_in.bias"),
         }
     )
+
+
+def read_nemotron_h(source: Source, common: Values) -> Values:
+    """Nemotron-H and Nemotron 3. A layer's counts say what it is: attention, an MLP or experts, or else a mixer."""
+    layers, heads = common["num_hidden_layers"], source.count("ssm.time_step_rank")
+    kv_heads = source.by_layer(KV_HEADS, layers, common["num_attention_heads"], least=0)
+    widths = source.by_layer("feed_forward_length", layers, 1, least=0)
+    experts = _read_nemotron_experts(source) if any_layer_has(source, "ffn_gate_inp.weight") else Values()
+    wide = "moe" if experts else "mlp"
+    return {
+        "architectures": ["NemotronHForCausalLM"],
+        "layers_block_type": [
+            "attention" if count else wide if width else "mamba" for count, width in zip(kv_heads, widths, strict=True)
+        ],
+        "layer_norm_epsilon": source.number("attention.layer_norm_rms_epsilon"),
+        "intermediate_size": max(1, *widths),
+        "attention_bias": any_layer_has(source, "attn_q.bias"),
+        "mlp_bias": any_layer_has(source, "ffn_up.bias"),
+        "use_bias": any_layer_has(source, "ssm_in.bias"),
+        "use_conv_bias": any_layer_has(source, "ssm_conv1d.bias"),
+        "mamba_num_heads": heads,
+        "mamba_head_dim": max(1, source.count("ssm.inner_size") // heads),
+        "n_groups": source.count("ssm.group_count"),
+        "ssm_state_size": source.count("ssm.state_size"),
+        "conv_kernel": source.count("ssm.conv_kernel"),
+        **experts,
+    }
+
+
+def _read_nemotron_experts(source: Source) -> Values:
+    groups = source.count("expert_group_count", 1)
+    return {
+        "n_routed_experts": source.count("expert_count"),
+        "num_experts_per_tok": source.count("expert_used_count"),
+        "moe_intermediate_size": source.count("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": source.count("expert_shared_feed_forward_length"),
+        "n_shared_experts": source.count("expert_shared_count"),
+        "norm_topk_prob": source.flag("expert_weights_norm", True),
+        "routed_scaling_factor": source.number("expert_weights_scale", 1.0),
+        "n_group": groups,
+        "topk_group": source.count("expert_group_used_count", groups),
+    }

@@ -18,7 +18,8 @@ from model.verify import MANIFEST
 from rpc.cli.main import app
 from rpc.paths import inputs_digest, model_directory, model_name
 from tests.e2e.test_cli import quire
-from tests.model.gguf.writer import Conversion, all_in, convert
+from tests.model.gguf.kinds import all_in
+from tests.model.gguf.writer import Conversion, convert
 from tests.model.test_weights import load_it
 from tests.support.checkpoints import write_llama
 from tests.support.server import running_server

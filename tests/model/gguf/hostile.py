@@ -19,7 +19,8 @@ from gguf import GGUFValueType as Type
 from gguf import GGUFWriter
 from gguf.gguf_writer import GGUFValue
 
-from tests.model.gguf.writer import Conversion, all_in
+from tests.model.gguf.kinds import all_in
+from tests.model.gguf.writer import Conversion
 from tests.model.hostile import TEMPLATES, open_checkpoint, outcome_of
 
 NUMBERS = [0, 1, 2, 3, 7, 2**8, 2**16, 2**20, 2**22, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1]

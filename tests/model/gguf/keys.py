@@ -78,14 +78,31 @@ def divisors_of_gemma4(c: Config) -> NDArray[np.float32]:
 
 
 def write_state_space(c: Config, w: GGUFWriter) -> None:
-    """Mamba-2's, and Granite 4's, whose keys begin with "mamba"."""
+    """Mamba-2's, and Granite 4's and Nemotron-H's, some of whose keys begin with "mamba"."""
     of = {key.removeprefix("mamba_"): value for key, value in c.items()}
     heads = of.get("num_heads") or of["n_heads"]
     w.add_ssm_conv_kernel(of.get("conv_kernel") or of["d_conv"])
-    w.add_ssm_state_size(of.get("state_size") or of["d_state"])
+    w.add_ssm_state_size(of.get("state_size") or of.get("ssm_state_size") or of["d_state"])
     w.add_ssm_group_count(of["n_groups"])
-    w.add_ssm_inner_size(heads * (of.get("d_head") or of["head_dim"]))
+    w.add_ssm_inner_size(heads * (of.get("d_head") or c.get("mamba_head_dim") or of["head_dim"]))
     w.add_ssm_time_step_rank(heads)
+
+
+def write_nemotron(c: Config, w: GGUFWriter, heads: int) -> None:
+    """A layer is attention, which alone has KV heads, an MLP or experts, which alone have a width, or a mixer."""
+    kinds = c["layers_block_type"]
+    width = c["moe_intermediate_size"] if "moe" in kinds else c["intermediate_size"]
+    w.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in kinds])
+    w.add_feed_forward_length([width if kind in ("mlp", "moe") else 0 for kind in kinds])
+    w.add_key_length(c["head_dim"])
+    w.add_value_length(c["head_dim"])
+    write_state_space(c, w)
+    if "moe" in kinds:
+        w.add_expert_shared_feed_forward_length(c["moe_shared_expert_intermediate_size"])
+        w.add_expert_shared_count(c["n_shared_experts"])
+        w.add_expert_weights_norm(c["norm_topk_prob"])
+        w.add_expert_weights_scale(c["routed_scaling_factor"])
+        w.add_expert_group_count(c["n_group"])
 
 
 def write_hybrid(c: Config, w: GGUFWriter, heads: int) -> None:

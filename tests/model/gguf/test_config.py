@@ -14,7 +14,8 @@ from model.errors import CheckpointError
 from model.rope import read_rope
 from tests.model.families.cases import BY_NAME
 from tests.model.families.conftest import Shelf
-from tests.model.gguf.writer import Conversion, all_in
+from tests.model.gguf.kinds import all_in
+from tests.model.gguf.writer import Conversion
 
 TYPES = {bool: GGUFValueType.BOOL, int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
 

@@ -18,9 +18,10 @@ from model.inputs.tokenizer_files import load_tokenizer
 from model.inputs.trial import try_tokenizer
 from tests.model.families.cases import BY_NAME
 from tests.model.families.conftest import Shelf
+from tests.model.gguf.kinds import all_in
 from tests.model.gguf.test_config import read, shelf  # noqa: F401 - fixtures
 from tests.model.gguf.test_tokenizer import HARD, lines, many, texts, write
-from tests.model.gguf.writer import Conversion, all_in
+from tests.model.gguf.writer import Conversion
 
 SPACE = "\u2581"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -17,7 +17,8 @@ from model.errors import CheckpointError
 from model.gguf.cursor import MOST_HEADER
 from model.gguf.reader import GGUFFile
 from model.gguf.split import open_model
-from tests.model.gguf.writer import Conversion, all_in, convert
+from tests.model.gguf.kinds import all_in
+from tests.model.gguf.writer import Conversion, convert
 from tests.model.test_hostile_checkpoints import check
 from tests.model.test_weights import load_it
 from tests.support.checkpoints import write_llama

@@ -25,7 +25,8 @@ from tests.model.families.cases import BY_NAME, Case
 from tests.model.families.conftest import Shelf
 from tests.model.families.prompts import FEW, PROMPTS
 from tests.model.gguf.apart import APART
-from tests.model.gguf.writer import Conversion, Kinds, all_in, convert
+from tests.model.gguf.kinds import Kinds, all_in
+from tests.model.gguf.writer import Conversion, convert
 from tests.support.checkpoints import write_llama
 from tests.support.engines import make_request, make_rig
 from tests.support.marks import few
@@ -85,7 +86,8 @@ CASES = {
         with_values("qwen3-next", norm_topk_prob=True, mlp_only_layers=[]),
         *map(BY_NAME.__getitem__, ("granite-hybrid", "granite-hybrid-dense", "lfm2", "lfm2-biases")),
         with_values("lfm2-moe", routed_scaling_factor=1.0),
-        *map(BY_NAME.__getitem__, ("mamba2", "mamba2-biases")),
+        *map(BY_NAME.__getitem__, ("mamba2", "mamba2-biases", "nemotron-h")),
+        with_values("nemotron-h-moe", n_group=1, topk_group=1),
         with_values("gpt-oss", swiglu_limit=7.0, rope_parameters=OSS_YARN),
         with_values(
             "gpt-oss-limit",
@@ -98,7 +100,7 @@ CASES = {
 OF_40 = (
     "qwen3-moe", "qwen2-moe", "deepseek-v2", "deepseek-v3", "ernie4.5-moe", "ernie4.5-moe-biases",
     "ernie4.5-moe-unshared", "qwen3-next", "glm4-moe", "glm4-moe-plain", "lfm2-moe",
-    "granite-hybrid",
+    "granite-hybrid", "nemotron-h-moe",
 )  # fmt: skip
 """Their experts have 40 or 48 columns, which no type but plain ones holds."""
 
@@ -135,6 +137,18 @@ def test_bits_are_those_of_the_plain_weights(case: str, kinds: str, shelf: Shelf
     path = tmp_path / "model.gguf"
     plain = convert(shelf.checkpoint(CASES[case]), path, all_in(Kind.F32) if kinds == "F32" else quantized(case))
     assert bits(path) == bits(plain)
+
+
+@few(
+    "case",
+    ["granite-hybrid", "nemotron-h-moe", "lfm2-moe", "mamba2", "glm4-moe", "minimax-m2", "ernie4.5-moe", "qwen3-next"],
+    ["granite-hybrid"],
+)
+def test_bits_are_those_of_the_plain_weights_on_two_ranks(case: str, shelf: Shelf, tmp_path: Path) -> None:
+    """In types whose blocks two ranks can divide: two models are too narrow for any."""
+    path, kinds = tmp_path / "model.gguf", all_in(Kind.F16) if case in ("glm4-moe", "qwen3-next") else quantized(case)
+    plain = convert(shelf.checkpoint(CASES[case]), path, kinds)
+    assert bits(path, ranks=2) == bits(plain, ranks=2)
 
 
 @pytest.mark.parametrize("case", ["glm4-moe", "qwen3-next", "qwen3.5"])

@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFWriter, TokenType, quants
+from gguf import GGUFWriter, TokenType
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
@@ -28,13 +28,12 @@ from tests.model.gguf.keys import (
     write_hybrid,
     write_latents,
     write_layers_that_differ,
+    write_nemotron,
     write_state_space,
 )
+from tests.model.gguf.kinds import Kinds, encoded
 
 Array = NDArray[Any]
-Kinds = Callable[[str], Kind]
-"""The type of a tensor by its name in the file."""
-
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
@@ -79,41 +78,15 @@ ARCHITECTURES = {
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2moe",
     "Mamba2ForCausalLM": "mamba2",
+    "NemotronHForCausalLM": "nemotron_h",
 }
 SCALES_OF_GEMMA4 = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
 SLIDING = ("gemma4", "gemma2", "gemma3", "phi3", "cohere2", "exaone4", "gpt-oss", "phimoe")
-PAIRED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid")
-STATE_SPACE = ("granitehybrid", "mamba2")
+PAIRED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+STATE_SPACE = ("granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe")
 HYBRIDS = ("granitehybrid", "lfm2", "lfm2moe")
-WRITABLE = {Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.MXFP4}
+UNLIKE = ("qwen35moe", "nemotron_h", "nemotron_h_moe")  # whose layers have no MLPs, or are MLPs
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
-SCALES = {  # places of numbers of 16 bits in a block
-    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
-}  # fmt: skip
-SIZES = {"Q2_K": 2e-3, "Q3_K": 1e-3, "Q4_K": 4e-4, "Q5_K": 2e-4, "Q6_K": 5e-5, "IQ4_NL": 2e-3, "IQ4_XS": 8e-5}
-
-
-def all_in(kind: Kind) -> Kinds:
-    return lambda name: kind
-
-
-def random_blocks(kind: Kind, shape: tuple[int, ...], seed: int) -> Array:
-    """Blocks of a type that the package does not quantize to; scales are small, so that weights are below about 0.2."""
-    block, size = gguf.GGML_QUANT_SIZES[kind]
-    rng = np.random.default_rng(seed)
-    raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
-    for place in SCALES[kind.name]:
-        scale = (rng.uniform(0.5, 1.5, raw.shape[:-1]) * SIZES[kind.name]).astype(np.float16)
-        raw[..., place : place + 2] = scale[..., None].view(np.uint8)
-    return raw.reshape(*shape[:-1], -1)
-
-
-def encoded(name: str, data: Array, kind: Kind) -> tuple[Array, Array]:
-    """Returns the tensor as it is stored, and the numbers that it stands for."""
-    if kind == Kind.F32:
-        return data, data
-    raw = quants.quantize(data, kind) if kind in WRITABLE else random_blocks(kind, data.shape, len(name))
-    return raw, quants.dequantize(raw, kind)
 
 
 def paired(data: Array, heads: int) -> Array:
@@ -134,6 +107,8 @@ class Conversion:
     def __init__(self, directory: Path, kinds: Kinds) -> None:
         self.config: dict[str, Any] = json.loads((directory / "config.json").read_text())
         self.architecture = ARCHITECTURES[self.config["architectures"][0]]
+        if self.architecture == "nemotron_h" and "moe" in self.config["layers_block_type"]:
+            self.architecture = "nemotron_h_moe"
         self.tensors = {
             name: tensor.float().numpy() for name, tensor in load_file(directory / "model.safetensors").items()
         }
@@ -142,9 +117,9 @@ class Conversion:
         self.stored: dict[str, tuple[Array, Kind]] = {}
         self._whole: dict[str, tuple[str, Apart]] = {}
         self._parts: dict[str, list[Array]] = {}
-        layers = self._get("num_hidden_layers", "n_layer")
+        self.layers = self._get("num_hidden_layers", "n_layer") or len(self.config["layers_block_type"])
         arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == self.architecture)
-        names = gguf.get_tensor_name_map(arch, layers)
+        names = gguf.get_tensor_name_map(arch, self.layers)
         for name, data in self._stacked().items():
             spelled = name.replace("correction_bias", "correction.bias").replace(".sinks", ".sinks.weight")
             spelled = spelled.replace(".dt_bias", ".dt_proj.bias").replace(".layer_scalar", ".layer_scalar.weight")
@@ -154,6 +129,7 @@ class Conversion:
                 there = f"blk.{name.split('.')[2]}.{there}"
             spelled = spelled.replace(".expert_bias", ".expert_bias.bias")
             spelled = re.sub(r"^model\.(?=layers\.\d+\.feed_forward\.experts)", "", spelled)
+            spelled = re.sub(r"^backbone(\.layers\.\d+\.)mixer\.experts", r"model\1mlp.experts", spelled)
             if self.architecture == "granitehybrid" and not self.config["num_local_experts"]:
                 spelled = re.sub(r"(mlp\.shared_experts|shared_mlp)\.", "mlp.", spelled).replace(
                     "output_linear", "down_proj"
@@ -306,7 +282,7 @@ class Conversion:
         w.add_context_length(self._get("max_position_embeddings", "n_positions") or 2048)
         w.add_vocab_size(c["vocab_size"])
         w.add_embedding_length(hidden)
-        w.add_block_count(self._get("num_hidden_layers", "n_layer"))
+        w.add_block_count(self.layers)
         if self.architecture == "gemma4":
             write_layers_that_differ(c, w)
         elif self.architecture == "mamba2":
@@ -314,10 +290,12 @@ class Conversion:
             write_state_space(c, w)
         elif self.architecture == "lfm2":  # after what its config.json makes of it
             w.add_feed_forward_length(len(self.tensors["model.layers.0.feed_forward.w1.weight"]))
-        elif self.architecture != "qwen35moe":  # which has no layers without experts
+        elif self.architecture not in UNLIKE:
             w.add_feed_forward_length(self._get("intermediate_size", "n_inner", "ffn_hidden_size") or 4 * hidden)
         w.add_head_count(heads)
-        if self.architecture in HYBRIDS:
+        if self.architecture.startswith("nemotron_h"):
+            write_nemotron(c, w, kv_heads)
+        elif self.architecture in HYBRIDS:
             write_hybrid(c, w, kv_heads)
         elif self.architecture not in ("deepseek2", "gemma4", "mamba2"):
             w.add_head_count_kv(kv_heads)
@@ -328,7 +306,7 @@ class Conversion:
         if self.architecture == "glm4moe":
             write_deepseek_experts(c, w)
         w.add_rope_freq_base(rope.get("rope_theta", 10000.0))
-        if self.architecture == "mamba2":
+        if "conv_kernel" in c:
             w.add_layer_norm_rms_eps(c["layer_norm_epsilon"])
         elif "rms_norm_eps" in c:
             w.add_layer_norm_rms_eps(c["rms_norm_eps"])
