@@ -107,16 +107,17 @@ def test_drain_lets_streams_end_and_refuses_new_ones() -> None:
         assert next(watch).status == next(other).status == health_pb2.HealthCheckResponse.SERVING
         other.cancel()
         assert check(channel) == check(channel, SERVICE) == health_pb2.HealthCheckResponse.SERVING
-        stream = server.stub(channel).StreamGenerate(stream_request("KING:", 300, temperature=0))
-        first = next(stream)
+        # Long enough to be going on yet when the next call arrives, also on a busy machine.
+        streams = [server.stub(channel).StreamGenerate(stream_request("KING:", 1000, temperature=0)) for _ in range(8)]
+        firsts = [next(stream) for stream in streams]
         server.process.send_signal(signal.SIGTERM)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.RpcError) as refused:
             server.stub(channel).Generate(pb.GenerateRequest(spec=stream_request("A", 1).spec))
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "shutting down" in refused.value.details()
-        tokens = first.deltas[0].token_count + sum(m.deltas[0].token_count for m in stream)
-        assert tokens == 300
+        for first, stream in zip(firsts, streams, strict=True):
+            assert sum(message.deltas[0].token_count for message in (first, *stream)) == 1000
         assert server.process.wait(60) == 0
 
 
