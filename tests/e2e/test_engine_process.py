@@ -260,13 +260,13 @@ def test_drain_lets_streams_end_and_leaves_nothing(mode: str) -> None:
         server = when_ready(process)
         everything, child = tree(process.pid), find(process.pid, HOST[mode])
         with grpc.insecure_channel(server.address) as channel:
-            stream = server.stub(channel).StreamGenerate(stream_request("KING:", 300, temperature=0))
+            stream = server.stub(channel).StreamGenerate(stream_request("KING:", 1000, temperature=0))
             tokens = next(stream).deltas[0].token_count
             child.send_signal(signal.SIGINT)
             child.send_signal(signal.SIGTERM)
             os.killpg(process.pid, signal.SIGTERM)  # as a terminal and some supervisors do
             wait_until(lambda: check(channel) == NOT_SERVING, "the drain")
-            assert tokens + sum(message.deltas[0].token_count for message in stream) == 300
+            assert tokens + sum(message.deltas[0].token_count for message in stream) == 1000
         _, said = process.communicate(timeout=60)
         assert process.returncode == 0
         assert "Traceback" not in said

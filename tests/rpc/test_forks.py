@@ -20,6 +20,7 @@ from rpc.engines.forks import ForkError, ForkOrder, ForkServer
 from rpc.engines.launchers import MODULE, PRELOADED, Forker
 from rpc.engines.reaping import kill_session
 from tests.support.processes import find, has_loaded, is_alive, tree, wait_until
+from tests.support.quire_command import Child
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers are for Linux")
 
@@ -192,6 +193,16 @@ def test_nothing_stays_of_what_this_process_adopts_from_a_killed_engine() -> Non
 
 
 THREADED = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+
+
+def test_two_may_end_a_forked_fork_server_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one has reaped it after this one saw it alive: a server of two replicas said "No such process" then."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    child = Child(ended.pid)
+    monkeypatch.setattr(child, "poll", lambda: None)
+    child.kill()
+    assert child.wait() == 0
 
 
 def test_an_import_that_starts_a_thread_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 
 from rpc.engines.forks import ForkServer
@@ -36,7 +37,8 @@ class Child:
 
     def kill(self) -> None:
         if self.poll() is None:
-            os.kill(self.pid, 9)
+            with suppress(ProcessLookupError):  # two engines may end it at once, and one of them has reaped it
+                os.kill(self.pid, 9)
 
     def _wait(self, options: int) -> int | None:
         if self.returncode is None:
