@@ -58,6 +58,8 @@ class GGUFCheckpoint(Checkpoint):
         data, kind = torch.from_numpy(one.tensor.bytes()), one.tensor.type
         if one.expert is not None:
             data = data[one.expert]
+        if one.half is not None:
+            data = data.chunk(2)[one.half]
         copied = False
         if kind.is_plain:
             tensor = data.view(PLAIN_DTYPES[kind.name])
@@ -83,7 +85,7 @@ class GGUFCheckpoint(Checkpoint):
         if one.change is Change.PLUS_ONE:
             return tensor.float() - 1.0
         if one.change is Change.CHANNELS:
-            return tensor.unsqueeze(1) if tensor.ndim == 2 else tensor
+            return tensor if tensor.ndim == 1 else tensor.reshape(-1, 1, tensor.shape[-1])
         if one.change is Change.IN_COLUMNS:
             return tensor.flatten()
         if one.change in TILED:

@@ -50,10 +50,12 @@ def _mixer(config: ModelConfig, of: Tensors, number: int) -> KimiDelta | LatentA
     shape = config.recurrent[number]
     if not isinstance(shape, DeltaShape):
         return load_latent_attention(config, of, number, rope=None)
-    gate = of.under_any(("", "forget_gate."), "A_log")  # the Hub's names, and those of transformers 5
+    gate = (
+        of if "ssm_a" in of else of.under_any(("", "forget_gate."), "A_log")
+    )  # the Hub's names, and those of transformers 5
     hidden, width, narrow, shard = config.hidden, shape.values, shape.value_dim, of.shard
     mine, three = shard.even(width), shard.even(width, width, width)
-    rates = torch.exp(gate.floats("A_log", 1, 1, shape.heads, 1)).flatten().repeat_interleave(shape.key_dim)
+    rates = _rates(gate, shape.heads).repeat_interleave(shape.key_dim)
     return KimiDelta(
         number,
         shard.of_recurrence(shape),
@@ -67,6 +69,13 @@ def _mixer(config: ModelConfig, of: Tensors, number: int) -> KimiDelta | LatentA
         norm=of.floats("o_norm.weight", shape.value_dim),
         eps=norm_eps(config),
         output=of.summed("o_proj", width, hidden, False, mine[0]),
+    )
+
+
+def _rates(gate: Tensors, heads: int) -> Tensor:
+    """Loads how fast each head forgets, [heads] float32; GGUF files have it below 0, config.json's as a logarithm."""
+    return (
+        -gate.floats("ssm_a", heads) if "ssm_a" in gate else torch.exp(gate.floats("A_log", 1, 1, heads, 1)).flatten()
     )
 
 

@@ -17,6 +17,7 @@ from model.gguf.tokens import end_tokens
 DIFFERING = ("gemma4",)  # architectures whose layers may have different KV heads
 HYBRIDS = (
     "granitehybrid",
+    "kimi-linear",
     "lfm2",
     "lfm2moe",
     "nemotron_h",

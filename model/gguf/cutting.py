@@ -26,6 +26,7 @@ QWEN35 = (
     rf"(?i:{SUFFIXES})|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+BLOOM = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 SEED = rf"(?i:{SUFFIXES})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 LATER = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -114,6 +115,8 @@ CUTTINGS = {
     "llama-v3": _LLAMA3,
     "llama-bpe": _LLAMA3,
     "falcon3": _LLAMA3,
+    "falcon-h1": _LLAMA3,
+    "lfm2": _LLAMA3,
     "pixtral": _LLAMA3,
     "midm-2.0": _LLAMA3,
     "dbrx": Cutting((LLAMA3,)),
@@ -138,6 +141,8 @@ CUTTINGS = {
     "falcon": Cutting((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
     "tekken": Cutting((TEKKEN,), whole=True, begins=True),
     "gpt-4o": Cutting((GPT4O,)),
+    "llama4": Cutting((GPT4O,)),
+    "bloom": Cutting((BLOOM,)),
     "kimi-k2": Cutting((KIMI,), whole=True),
     "minimax-m2": Cutting((GPT4O,)),
 }

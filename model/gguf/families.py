@@ -180,6 +180,25 @@ def _phi2(source: Source, common: Values) -> Values:
     }
 
 
+def _bloom(source: Source, common: Values) -> Values:  # noqa: ARG001
+    return {
+        "architectures": ["BloomForCausalLM"],
+        "layer_norm_epsilon": source.number("attention.layer_norm_epsilon"),
+    }
+
+
+def _mpt(source: Source, common: Values) -> Values:
+    """MPT, whose config.json has names of its own. A file without biases by distance says 0 for them: it is refused."""
+    return {
+        "architectures": ["MptForCausalLM"],
+        "d_model": common["hidden_size"],
+        "n_heads": common["num_attention_heads"],
+        "layer_norm_epsilon": source.number("attention.layer_norm_epsilon"),
+        "expansion_ratio": max(1, source.count("feed_forward_length") // common["hidden_size"]),
+        "attn_config": {"alibi_bias_max": source.number("attention.max_alibi_bias")},
+    }
+
+
 ARCHITECTURES: dict[str, Reader] = {
     "llama": _llama,
     "qwen2": like_llama("Qwen2ForCausalLM"),
@@ -201,6 +220,7 @@ ARCHITECTURES: dict[str, Reader] = {
     "gpt-oss": mixtures.read_gpt_oss,
     "granitemoe": mixtures.read_granite_moe,
     "phimoe": mixtures.read_phimoe,
+    "llama4": mixtures.read_llama4,
     "minimax-m2": mixtures.read_minimax_m2,
     "glm4moe": mixtures.read_glm4_moe,
     "ernie4_5-moe": mixtures.read_ernie4_5_moe,
@@ -212,6 +232,8 @@ ARCHITECTURES: dict[str, Reader] = {
     "lfm2moe": recurrent.read_lfm2_moe,
     "mamba2": recurrent.read_mamba2,
     "nemotron_h": recurrent.read_nemotron_h,
+    "falcon-h1": recurrent.read_falcon_h1,
+    "kimi-linear": recurrent.read_kimi_linear,
     "nemotron_h_moe": recurrent.read_nemotron_h,
     "smollm3": _smollm3,
     "seed_oss": _seed_oss,
@@ -223,5 +245,7 @@ ARCHITECTURES: dict[str, Reader] = {
     "command-r": _cohere("CohereForCausalLM"),
     "cohere2": _cohere("Cohere2ForCausalLM"),
     "stablelm": _stablelm,
+    "bloom": _bloom,
+    "mpt": _mpt,
 }
 """By 'general.architecture'."""

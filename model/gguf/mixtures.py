@@ -13,6 +13,8 @@ from model.gguf.common import (
 )
 from model.gguf.source import Source
 
+EXPERTS_OF_MAVERICK = 128
+"""The one published Llama 4 without norms of queries and keys. No file says it."""
 PHI_WARMTH = 1.243163121016122
 """Factor of cosines and sines of Phi-3.5-MoE, the one published Phi-MoE whose angles are scaled. No file says it."""
 
@@ -52,13 +54,13 @@ def read_deepseek2(source: Source, common: Values) -> Values:
         "qk_nope_head_dim": source.count("attention.key_length_mla") - rotated,
         "v_head_dim": source.count("attention.value_length_mla"),
         "kv_b_proj_by_head": True,
-        **_read_deepseek_experts(source),
+        **read_deepseek_experts(source),
         "topk_method": "group_limited_greedy" if source.count("expert_group_count", 1) > 1 else "greedy",
         "num_nextn_predict_layers": 0,
     }
 
 
-def _read_deepseek_experts(source: Source) -> Values:
+def read_deepseek_experts(source: Source) -> Values:
     groups = source.count("expert_group_count", 1)
     return {
         "first_k_dense_replace": source.model.metadata.fields.get(f"{source.prefix}.leading_dense_block_count", int, 0),
@@ -75,13 +77,13 @@ def _read_deepseek_experts(source: Source) -> Values:
 
 def read_glm4_moe(source: Source, common: Values) -> Values:
     """GLM-4.5 and later."""
-    _check_sigmoids(source)
+    check_sigmoids(source)
     return like_llama("Glm4MoeForCausalLM")(source, common) | {
         "attention_bias": "blk.0.attn_q.bias" in source.model.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in source.model.tensors,
         "partial_rotary_factor": source.count("rope.dimension_count", common["head_dim"]) / common["head_dim"],
         **read_predictors(source, common),
-        **_read_deepseek_experts(source),
+        **read_deepseek_experts(source),
     }
 
 
@@ -141,8 +143,27 @@ def read_ernie4_5_moe(source: Source, common: Values) -> Values:
     }
 
 
+def read_llama4(source: Source, common: Values) -> Values:
+    """Llama 4. llama.cpp takes for granted the length of chunks, and which layers have no positions: every fourth.
+
+    Raises:
+        CheckpointError: The file says that layers have no chunks.
+    """
+    if source.has(WINDOW) and source.model.metadata.fields.values.get(f"llama4.{WINDOW}") == 0:
+        raise source.model.metadata.fields.refuse(f"llama4.{WINDOW}", "a Llama 4 without chunks is not served")
+    experts = source.count("expert_count")
+    return like_llama("Llama4ForCausalLM")(source, common) | {
+        "intermediate_size": source.count("expert_feed_forward_length"),
+        "intermediate_size_mlp": source.count("feed_forward_length"),
+        "num_local_experts": experts,
+        "num_experts_per_tok": source.count("expert_used_count"),
+        "interleave_moe_layer_step": source.count(EVERY),
+        "use_qk_norm": experts != EXPERTS_OF_MAVERICK,
+    }
+
+
 def read_minimax_m2(source: Source, common: Values) -> Values:
-    _check_sigmoids(source)
+    check_sigmoids(source)
     return like_llama("MiniMaxM2ForCausalLM")(source, common) | {
         "intermediate_size": source.count("expert_feed_forward_length"),
         "num_local_experts": source.count("expert_count"),
@@ -151,7 +172,7 @@ def read_minimax_m2(source: Source, common: Values) -> Values:
     }
 
 
-def _check_sigmoids(source: Source) -> None:
+def check_sigmoids(source: Source) -> None:
     """Raises CheckpointError where experts are chosen by anything but sigmoids. Files that do not say mean these."""
     if source.count("expert_gating_func", SIGMOID) != SIGMOID:
         raise source.model.metadata.fields.refuse(

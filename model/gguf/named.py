@@ -18,13 +18,13 @@ class Change(Enum):
     PAIRED_QUERIES = auto()  # rows of each head in the order of pairs that rotate together, not of halves
     PAIRED_KEYS = auto()
     PLUS_ONE = auto()  # weights of norms stand for themselves, not for 1 + w
-    CHANNELS = auto()  # [channels, taps], on the hub [channels, 1, taps]; not of biases
+    CHANNELS = auto()  # [channels, taps] or [1, channels, 1, taps], on the hub [channels, 1, taps]; not of biases
     TILED = auto()  # value heads that share a key head are apart, see `model.weight_formats.tiles`
     TILED_INPUTS = auto()
     TILED_AFTER_KEYS = auto()  # so are the last outputs, behind all queries and keys
     TILED_CHANNELS = auto()  # both this and CHANNELS
     FLAT = auto()  # [n], on the hub [1, n]
-    IN_COLUMNS = auto()  # [n, 1] or [groups, n / groups], on the hub [n]
+    IN_COLUMNS = auto()  # [n, 1], [1, 1, n, 1] or [groups, n / groups], on the hub [n]
     LYING = auto()  # [out, in], on the hub [in, out]
     QKV_APART = auto()  # queries, keys and values each together, on the hub head by head
 
@@ -38,12 +38,14 @@ class Named:
         tensor: The tensor in the file.
         change: See `Change`.
         expert: Index in a tensor that holds all experts of a layer. None for a tensor of its own.
+        half: Which half of an expert's rows this is, 0 or 1. None for all rows.
     """
 
     name: str
     tensor: TensorInfo
     change: Change = Change.NONE
     expert: int | None = None
+    half: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
 PREDICTOR = re.compile(r"blk\.(\d{1,4})\.(nextn\.\w+\.weight)")  # of further tokens
 EXPERT = re.compile(r"blk\.(\d{1,4})\.(ffn_(?:gate|up|down))\.(\d{1,4})\.(weight)")  # as older files have them
 OUTSIDE = re.compile(r"(\w+)\.(weight|bias)")
+GATES_WITH_UPS = "ffn_gate_up_exps"  # as llama.cpp's converter writes them where it is asked to
 READ_BY_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 TWO_NORMS = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}  # Falcon 40B and later
 
@@ -50,6 +51,8 @@ def _named(names: Names, block: Mapping[str, str], tensor: TensorInfo) -> Iterat
         if change is Change.LYING and found[3] == "bias":
             change = Change.NONE
         yield Named(f"{names.layers.format(int(found[1]))}{block[found[2]]}.{found[3]}", tensor, change)
+    elif found and found[2] == GATES_WITH_UPS and found[2] not in names.experts and len(tensor.shape) > 1:
+        yield from _halves(names, tensor, int(found[1]), found[3])
     elif found and found[2] in names.experts and len(tensor.shape) == (3 if found[3] == "weight" else 2):
         prefix, part = names.layers.format(int(found[1])), names.experts[found[2]]
         for expert in range(tensor.shape[0]):
@@ -61,3 +64,14 @@ def _named(names: Names, block: Mapping[str, str], tensor: TensorInfo) -> Iterat
         yield Named(f"{names.layers.format(int(found[1]))}{found[2]}", tensor)
     else:
         yield Named(tensor.name, tensor)
+
+
+def _halves(names: Names, tensor: TensorInfo, layer: int, end: str) -> Iterator[Named]:
+    """Yields the gate and up products of experts, which one tensor has: of each expert first the gate's rows."""
+    for half, part in enumerate(("ffn_gate_exps", "ffn_up_exps")):
+        if part not in names.experts:
+            yield Named(tensor.name, tensor)
+            return
+        for expert in range(tensor.shape[0]):
+            name = f"{names.layers.format(layer)}{names.experts[part].format(expert)}.{end}"
+            yield Named(name, tensor, expert=expert, half=half)

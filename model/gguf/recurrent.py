@@ -2,6 +2,7 @@
 
 from model.errors import CheckpointError
 from model.gguf.common import KV_HEADS, Values, any_layer_has, like_llama, read_multipliers, read_predictors
+from model.gguf.mixtures import check_sigmoids, read_deepseek_experts
 from model.gguf.source import Source
 
 KINDS = {True: "linear_attention", False: "full_attention"}
@@ -177,4 +178,47 @@ def _read_nemotron_experts(source: Source) -> Values:
         "routed_scaling_factor": source.number("expert_weights_scale", 1.0),
         "n_group": groups,
         "topk_group": source.count("expert_group_used_count", groups),
+    }
+
+
+def read_falcon_h1(source: Source, common: Values) -> Values:
+    """Falcon-H1. Its factors are in the weights, and gates come before the norm, as llama.cpp has it."""
+    inner, heads = source.count("ssm.inner_size"), source.count("ssm.time_step_rank")
+    return like_llama("FalconH1ForCausalLM")(source, common) | {
+        "attention_bias": any_layer_has(source, "attn_q.bias"),
+        "mamba_d_ssm": inner,
+        "mamba_n_heads": heads,
+        "mamba_d_head": max(1, inner // heads),
+        "mamba_n_groups": source.count("ssm.group_count"),
+        "mamba_d_state": source.count("ssm.state_size"),
+        "mamba_d_conv": source.count("ssm.conv_kernel"),
+        "mamba_conv_bias": any_layer_has(source, "ssm_conv1d.bias"),
+        "mamba_proj_bias": any_layer_has(source, "ssm_in.bias"),
+        "projectors_bias": any_layer_has(source, "ssm_out.bias"),
+        "mamba_rms_norm": any_layer_has(source, "ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+    }
+
+
+def read_kimi_linear(source: Source, common: Values) -> Values:
+    """Kimi Linear. Its latent attention has no positions, and its experts' weights add up to 1, as in llama.cpp."""
+    check_sigmoids(source)
+    heads, plain = common["num_attention_heads"], source.count("rope.dimension_count")
+    kv_heads = source.by_layer(KV_HEADS, common["num_hidden_layers"], heads, least=0)
+    return {
+        "architectures": ["KimiLinearForCausalLM"],
+        "intermediate_size": source.count("feed_forward_length"),
+        "rms_norm_eps": source.number("attention.layer_norm_rms_epsilon"),
+        "layer_types": [KINDS[count == 0] for count in kv_heads],
+        "linear_num_heads": heads,
+        "linear_head_dim": source.count("kda.head_dim"),
+        "linear_conv_kernel_dim": source.count("ssm.conv_kernel"),
+        "kv_lora_rank": source.count("attention.kv_lora_rank"),
+        "q_lora_rank": source.count("attention.q_lora_rank") if source.has("attention.q_lora_rank") else None,
+        "qk_rope_head_dim": plain,
+        "qk_nope_head_dim": source.count("attention.key_length_mla") - plain,
+        "v_head_dim": source.count("attention.value_length_mla"),
+        "kv_b_proj_by_head": any_layer_has(source, "attn_k_b.weight"),
+        **read_deepseek_experts(source),
+        "norm_topk_prob": True,
     }

@@ -92,6 +92,17 @@ def tiled(config: Config, name: str, data: Array, back: bool = False) -> Array:
     return np.concatenate((data[:first], turned(data[first:])))
 
 
+LLAMA4 = (
+    Apart(
+        r"gate_up_proj$", ("gate_proj.weight", "up_proj.weight"),
+        lambda _, data: np.split(_lying(data), 2, 1),
+        lambda _, parts: _lying(np.concatenate(parts, 1)),
+    ),
+    Apart(
+        r"experts\.down_proj$", ("experts.down_proj.weight",),
+        lambda _, data: (_lying(data),), lambda _, parts: _lying(parts[0]),
+    ),
+)  # fmt: skip
 QWEN3_NEXT = (Apart(r"in_proj_qkvz", ("in_proj_qkv", "in_proj_z"), _by_kind, _by_head),)
 GRANITE_MOE = (
     Apart(
@@ -114,7 +125,13 @@ GRANITE_HYBRID = (
         lambda _, parts: np.concatenate(parts),
     ),
 )
-APART = {"gpt-oss": GPT_OSS, "granitemoe": GRANITE_MOE, "qwen3next": QWEN3_NEXT, "granitehybrid": GRANITE_HYBRID}
+APART = {
+    "gpt-oss": GPT_OSS,
+    "granitemoe": GRANITE_MOE,
+    "granitehybrid": GRANITE_HYBRID,
+    "llama4": LLAMA4,
+    "qwen3next": QWEN3_NEXT,
+}
 """By architecture in the file."""
 
 

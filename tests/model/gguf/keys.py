@@ -7,6 +7,7 @@ import numpy as np
 from gguf import GGUFWriter
 from numpy.typing import NDArray
 
+Array = NDArray[Any]
 Config = dict[str, Any]
 
 
@@ -118,3 +119,51 @@ def write_hybrid(c: Config, w: GGUFWriter, heads: int) -> None:
     if "num_dense_layers" in c:
         w.add_leading_dense_block_count(c["num_dense_layers"])
         w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def write_kimi(c: Config, w: GGUFWriter) -> None:
+    """Kimi Linear, whose layers with latent attention alone have a KV head."""
+    w.add_head_count_kv([int(kind == "full_attention") for kind in c["layer_types"]])
+    w.add_ssm_conv_kernel(c["linear_conv_kernel_dim"])
+    w.add_kda_head_dim(c["linear_head_dim"])
+    w.add_key_length(c["kv_lora_rank"] + c["qk_rope_head_dim"])
+    w.add_key_length_mla(c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
+    w.add_value_length_mla(c["v_head_dim"])
+    w.add_kv_lora_rank(c["kv_lora_rank"])
+    if c["q_lora_rank"] is not None:
+        w.add_q_lora_rank(c["q_lora_rank"])
+    w.add_rope_dimension_count(c["qk_rope_head_dim"])
+    w.add_leading_dense_block_count(c["mlp_layer_types"].count("dense"))
+    w.add_expert_shared_count(c["num_shared_experts"])
+    w.add_expert_weights_scale(c["routed_scaling_factor"])
+    w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    w.add_expert_group_count(c["num_expert_group"])
+    w.add_expert_group_used_count(c["topk_group"])
+
+
+FACTORS = {
+    "down_proj": ("mlp_multipliers", 1),
+    "gate_proj": ("mlp_multipliers", 0),
+    "o_proj": ("attention_out_multiplier", None),
+    "out_proj": ("ssm_out_multiplier", None),
+    "lm_head": ("lm_head_multiplier", None),
+    "embed_tokens": ("embedding_multiplier", None),
+}
+"""Factors of Falcon-H1 that are one number for a tensor, by parts of its name."""
+
+
+def fold_factors(c: Config, tensors: dict[str, NDArray[Any]]) -> None:
+    """Multiplies Falcon-H1's weights by its factors, and takes these out of the configuration."""
+    states = c["mamba_n_groups"] * c["mamba_d_state"]
+    for name, data in tensors.items():
+        if name.endswith(".mamba.in_proj.weight"):
+            inner = (len(data) - 2 * states - c["mamba_n_heads"]) // 2
+            sizes = (inner, inner, states, states, c["mamba_n_heads"])
+            data *= c["ssm_in_multiplier"] * np.repeat(np.float32(c["ssm_multipliers"]), sizes)[:, None]
+        elif name.endswith((".q_proj.weight", ".k_proj.weight", ".v_proj.weight")):
+            data *= c["attention_in_multiplier"] * (c["key_multiplier"] if ".k_proj." in name else 1.0)
+        elif name.endswith(".weight") and (found := FACTORS.get(name.split(".")[-2])):
+            key, index = found
+            data *= c[key] if index is None else c[key][index]
+    for key in [key for key in c if "multiplier" in key]:
+        del c[key]

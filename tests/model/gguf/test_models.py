@@ -15,6 +15,7 @@ from model.architectures.registry import build_model
 from model.config import read_config
 from model.errors import CheckpointError
 from model.footprint import weight_bytes
+from model.gguf.split import open_model
 from model.gguf_weights import GGUFCheckpoint
 from model.rope import read_rope
 from model.tensors import Tensors
@@ -45,6 +46,7 @@ OSS_YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64,
     "beta_fast": 4.0, "beta_slow": 0.25, "truncate": False,
 }  # fmt: skip
+LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
 PHI_ROPE = dict(BY_NAME["phimoe"].changes)["rope_parameters"] | dict.fromkeys(
     ("short_mscale", "long_mscale"), 1.243163121016122
 )
@@ -88,6 +90,23 @@ CASES = {
         with_values("lfm2-moe", routed_scaling_factor=1.0),
         *map(BY_NAME.__getitem__, ("mamba2", "mamba2-biases", "nemotron-h")),
         with_values("nemotron-h-moe", n_group=1, topk_group=1),
+        with_values("falcon-h1", mamba_norm_before_gate=False),
+        BY_NAME["falcon-h1-gated"],
+        with_values("falcon-h1-normed", mamba_norm_before_gate=False),
+        with_values("kimi-linear", q_lora_rank=32, linear_head_dim=32),
+        with_values(
+            "kimi-linear-plain", linear_num_heads=4, norm_topk_prob=True, mlp_layer_types=["dense", "sparse", "sparse"]
+        ),
+        with_values("llama4", **LLAMA4),
+        with_values(
+            "llama4-dense",
+            **LLAMA4,
+            intermediate_size_mlp=128,
+            use_qk_norm=True,
+            attn_temperature_tuning=True,
+            no_rope_layers=[1] * 3 + [0],
+        ),
+        *map(BY_NAME.__getitem__, ("bloom", "mpt")),
         with_values("gpt-oss", swiglu_limit=7.0, rope_parameters=OSS_YARN),
         with_values(
             "gpt-oss-limit",
@@ -100,7 +119,7 @@ CASES = {
 OF_40 = (
     "qwen3-moe", "qwen2-moe", "deepseek-v2", "deepseek-v3", "ernie4.5-moe", "ernie4.5-moe-biases",
     "ernie4.5-moe-unshared", "qwen3-next", "glm4-moe", "glm4-moe-plain", "lfm2-moe",
-    "granite-hybrid", "nemotron-h-moe",
+    "granite-hybrid", "nemotron-h-moe", "kimi-linear", "kimi-linear-plain",
 )  # fmt: skip
 """Their experts have 40 or 48 columns, which no type but plain ones holds."""
 
@@ -141,7 +160,21 @@ def test_bits_are_those_of_the_plain_weights(case: str, kinds: str, shelf: Shelf
 
 @few(
     "case",
-    ["granite-hybrid", "nemotron-h-moe", "lfm2-moe", "mamba2", "glm4-moe", "minimax-m2", "ernie4.5-moe", "qwen3-next"],
+    [
+        "granite-hybrid",
+        "nemotron-h-moe",
+        "lfm2-moe",
+        "mamba2",
+        "glm4-moe",
+        "minimax-m2",
+        "ernie4.5-moe",
+        "qwen3-next",
+        "falcon-h1",
+        "kimi-linear",
+        "llama4",
+        "bloom",
+        "mpt",
+    ],
     ["granite-hybrid"],
 )
 def test_bits_are_those_of_the_plain_weights_on_two_ranks(case: str, shelf: Shelf, tmp_path: Path) -> None:
@@ -165,6 +198,19 @@ def test_layers_that_predict_further_tokens_are_passed_over(case: str, shelf: Sh
 
     made.write(path, more)
     assert bits(path) == bits(shelf.checkpoint(CASES[case]))
+
+
+@few("case", ["qwen3-moe", "mixtral", "deepseek-v3", "kimi-linear"], ["qwen3-moe"])
+def test_gates_and_ups_of_experts_in_one_tensor(case: str, shelf: Shelf, tmp_path: Path) -> None:
+    """As the converter writes them where it is asked to: of each expert the rows of its gate first."""
+    made = Conversion(shelf.checkpoint(CASES[case]), lambda name: Kind.F16 if "down" in name else Kind.Q8_0)
+    made.write(tmp_path / "apart.gguf")
+    for name in [name for name in made.stored if "ffn_gate_exps" in name]:
+        (gates, kind), (ups, _) = made.stored.pop(name), made.stored.pop(name.replace("gate", "up"))
+        made.stored[name.replace("gate", "gate_up")] = np.concatenate((gates, ups), 1), kind
+    made.write(tmp_path / "together.gguf")
+    assert not any("ffn_up_exps" in name for name in open_model(tmp_path / "together.gguf").tensors)
+    assert bits(tmp_path / "together.gguf") == bits(tmp_path / "apart.gguf")
 
 
 def test_older_files_of_qwen3_next(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

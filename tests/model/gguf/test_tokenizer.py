@@ -132,9 +132,10 @@ HUB: dict[str, tuple[pre_tokenizers.PreTokenizer, bool, bool]] = {
         False,
         False,
     ),
+    "bloom": (cut(" ?[^(\\s|.,!?…。，、।۔،)]+"), False, False),  # noqa: RUF001 - as the hub writes it
     "smollm": (pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTES]), False, False),
 }
-"""Pre-tokenizer, NFC, ignore_merges of GPT-2, Llama 3, Qwen 2, Qwen 3.5, Kimi K2, DeepSeek-V3, Seed-OSS and SmolLM."""
+"""Pre-tokenizer, NFC and ignore_merges as the hub has them, by the name in a file."""
 
 
 def write_bpe(path: Path, made: Tokenizer, pre: str | None, more: Callable[[GGUFWriter], None] | None = None) -> Path:

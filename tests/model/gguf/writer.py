@@ -4,7 +4,6 @@ The changes that convert_hf_to_gguf.py of llama.cpp makes to tensors are stated 
 """
 
 import json
-import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,17 +20,9 @@ from safetensors.torch import load_file
 
 from tests.model.families.styles import edit_config, edit_tensors
 from tests.model.gguf.apart import Apart, find_apart, tiled
-from tests.model.gguf.keys import (
-    divisors_of_gemma4,
-    write_deepseek_experts,
-    write_delta_net,
-    write_hybrid,
-    write_latents,
-    write_layers_that_differ,
-    write_nemotron,
-    write_state_space,
-)
+from tests.model.gguf.keys import divisors_of_gemma4, fold_factors
 from tests.model.gguf.kinds import Kinds, encoded
+from tests.model.gguf.metadata import heads_of, said, write_config
 
 Array = NDArray[Any]
 ARCHITECTURES = {
@@ -78,14 +69,16 @@ ARCHITECTURES = {
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2moe",
     "Mamba2ForCausalLM": "mamba2",
+    "FalconH1ForCausalLM": "falcon-h1",
+    "KimiLinearForCausalLM": "kimi-linear",
+    "Llama4ForCausalLM": "llama4",
+    "BloomForCausalLM": "bloom",
+    "MptForCausalLM": "mpt",
     "NemotronHForCausalLM": "nemotron_h",
 }
 SCALES_OF_GEMMA4 = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
-SLIDING = ("gemma4", "gemma2", "gemma3", "phi3", "cohere2", "exaone4", "gpt-oss", "phimoe")
 PAIRED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
-STATE_SPACE = ("granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe")
-HYBRIDS = ("granitehybrid", "lfm2", "lfm2moe")
-UNLIKE = ("qwen35moe", "nemotron_h", "nemotron_h_moe")  # whose layers have no MLPs, or are MLPs
+STATE_SPACE = ("falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe")
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
 
 
@@ -112,23 +105,31 @@ class Conversion:
         self.tensors = {
             name: tensor.float().numpy() for name, tensor in load_file(directory / "model.safetensors").items()
         }
+        if self.architecture == "falcon-h1":
+            fold_factors(self.config, self.tensors)
         self.vocabulary = json.loads((directory / "tokenizer.json").read_text())
         self.meant: dict[str, torch.Tensor] = {}
         self.stored: dict[str, tuple[Array, Kind]] = {}
         self._whole: dict[str, tuple[str, Apart]] = {}
         self._parts: dict[str, list[Array]] = {}
-        self.layers = self._get("num_hidden_layers", "n_layer") or len(self.config["layers_block_type"])
+        self.layers = said(self.config, "num_hidden_layers", "n_layer", "n_layers") or len(
+            self.config["layers_block_type"]
+        )
         arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == self.architecture)
         names = gguf.get_tensor_name_map(arch, self.layers)
         for name, data in self._stacked().items():
             spelled = name.replace("correction_bias", "correction.bias").replace(".sinks", ".sinks.weight")
             spelled = spelled.replace(".dt_bias", ".dt_proj.bias").replace(".layer_scalar", ".layer_scalar.weight")
+            if self.architecture == "bloom":
+                spelled = spelled.removeprefix("transformer.")
+            spelled = re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", spelled)
             spelled = re.sub(r"(?<=\.experts\.)(gate_up_proj|down_proj)$", r"\1.weight", spelled)
             there = SCALES_OF_GEMMA4.get(name.split(".", 3)[-1]) if self.architecture == "gemma4" else None
             if there is not None:
                 there = f"blk.{name.split('.')[2]}.{there}"
             spelled = spelled.replace(".expert_bias", ".expert_bias.bias")
-            spelled = re.sub(r"^model\.(?=layers\.\d+\.feed_forward\.experts)", "", spelled)
+            if self.architecture == "lfm2moe":
+                spelled = re.sub(r"^model\.(?=layers\.\d+\.feed_forward\.experts)", "", spelled)
             spelled = re.sub(r"^backbone(\.layers\.\d+\.)mixer\.experts", r"model\1mlp.experts", spelled)
             if self.architecture == "granitehybrid" and not self.config["num_local_experts"]:
                 spelled = re.sub(r"(mlp\.shared_experts|shared_mlp)\.", "mlp.", spelled).replace(
@@ -138,16 +139,13 @@ class Conversion:
             assert there is not None, name
             plain = (
                 data.ndim == 1
-                or there.endswith(".bias")
+                or there.endswith((".bias", "ssm_a"))
                 or any(part in there for part in ("norm", "ffn_gate_inp", "conv1d", "shortconv.conv"))
             )
             kind = Kind.F32 if plain else kinds(there)
             raw, numbers = encoded(there, np.ascontiguousarray(self._changed(name, data)), kind)
             self.stored[there] = raw, kind
             self._mean(name, self._back(name, numbers))
-
-    def _get(self, *keys: str) -> Any:
-        return next((self.config[key] for key in keys if self.config.get(key) is not None), None)
 
     def _stacked(self) -> Mapping[str, Array]:
         """Experts of a layer as one tensor."""
@@ -195,7 +193,7 @@ class Conversion:
     def _changed(self, name: str, data: Array) -> Array:
         if self._tiled(name):
             data = tiled(self.config, name, data)
-        heads, kv_heads = self._heads()
+        heads, kv_heads = heads_of(self.config, self.architecture)
         if self.architecture in PAIRED and (found := re.search(r"\.([qk])_proj\.", name)):
             return paired(data, heads if found[1] == "q" else kv_heads)
         if self._adds_one(name):
@@ -204,9 +202,11 @@ class Conversion:
             rates = -torch.exp(torch.from_numpy(data)).numpy()
             return rates[:, None] if self.architecture in STATE_SPACE else rates
         if re.search(r"conv(1d|\.conv)\.weight", name):
-            return data[:, 0]
+            return data[None] if self.architecture == "kimi-linear" else data[:, 0]
         if self._in_columns(name):
-            return data.reshape(self._get("mamba_n_groups", "n_groups"), -1) if "norm" in name else data[:, None]
+            return (
+                data.reshape(said(self.config, "mamba_n_groups", "n_groups"), -1) if "norm" in name else data[:, None]
+            )
         if self._lies(name):
             return data.T
         return apart(data, heads, kv_heads) if "query_key_value" in name else data
@@ -214,14 +214,14 @@ class Conversion:
     def _back(self, name: str, data: Array) -> Array:
         if self._tiled(name):
             data = tiled(self.config, name, data, back=True)
-        heads, kv_heads = self._heads()
+        heads, kv_heads = heads_of(self.config, self.architecture)
         if self.architecture in PAIRED and (found := re.search(r"\.([qk])_proj\.", name)):
             count = heads if found[1] == "q" else kv_heads
             return data.reshape(count, -1, 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
         if name.endswith("A_log"):
             return self.tensors[name]
         if re.search(r"conv(1d|\.conv)\.weight", name):
-            return data[:, None]
+            return data.reshape(-1, 1, data.shape[-1])
         if self._in_columns(name):
             return data.flatten()
         if self._adds_one(name):
@@ -247,20 +247,10 @@ class Conversion:
     def _lies(self, name: str) -> bool:
         return self.architecture == "gpt2" and bool(re.search(r"(c_attn|c_proj|c_fc)\.weight", name))
 
-    def _heads(self) -> tuple[int, int]:
-        if self.architecture == "mamba2":
-            return 0, 0
-        heads = self._get("num_attention_heads", "n_head")
-        if self.architecture == "falcon":
-            if self.config["new_decoder_architecture"]:
-                return heads, self.config["num_kv_heads"]
-            return heads, 1 if self.config["multi_query"] else heads
-        return heads, self._get("num_key_value_heads") or heads
-
     def write(self, path: Path, more: Callable[[GGUFWriter], None] | None = None, parts: int = 0) -> None:
         """more: writes further metadata. parts: tensors a file; 0 for one file."""
         writer = GGUFWriter(None if parts else path, self.architecture, split_max_tensors=parts)
-        self._write_config(writer)
+        write_config(self.config, writer, self.layers, self.tensors)
         self._write_tokenizer(writer)
         for name, factors in self.factors().items():
             writer.add_tensor(name, factors)
@@ -272,95 +262,6 @@ class Conversion:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-
-    def _write_config(self, w: GGUFWriter) -> None:
-        c = self.config
-        heads, kv_heads = self._heads()
-        hidden = self._get("hidden_size", "n_embd")
-        rope = c.get("rope_parameters") or {}
-        rope = rope.get("full_attention", rope)
-        w.add_context_length(self._get("max_position_embeddings", "n_positions") or 2048)
-        w.add_vocab_size(c["vocab_size"])
-        w.add_embedding_length(hidden)
-        w.add_block_count(self.layers)
-        if self.architecture == "gemma4":
-            write_layers_that_differ(c, w)
-        elif self.architecture == "mamba2":
-            w.add_feed_forward_length(0)
-            write_state_space(c, w)
-        elif self.architecture == "lfm2":  # after what its config.json makes of it
-            w.add_feed_forward_length(len(self.tensors["model.layers.0.feed_forward.w1.weight"]))
-        elif self.architecture not in UNLIKE:
-            w.add_feed_forward_length(self._get("intermediate_size", "n_inner", "ffn_hidden_size") or 4 * hidden)
-        w.add_head_count(heads)
-        if self.architecture.startswith("nemotron_h"):
-            write_nemotron(c, w, kv_heads)
-        elif self.architecture in HYBRIDS:
-            write_hybrid(c, w, kv_heads)
-        elif self.architecture not in ("deepseek2", "gemma4", "mamba2"):
-            w.add_head_count_kv(kv_heads)
-            w.add_key_length(c.get("head_dim") or hidden // heads)
-            w.add_value_length(c.get("head_dim") or hidden // heads)
-        if self.architecture == "deepseek2":
-            write_latents(c, w, rope)
-        if self.architecture == "glm4moe":
-            write_deepseek_experts(c, w)
-        w.add_rope_freq_base(rope.get("rope_theta", 10000.0))
-        if "conv_kernel" in c:
-            w.add_layer_norm_rms_eps(c["layer_norm_epsilon"])
-        elif "rms_norm_eps" in c:
-            w.add_layer_norm_rms_eps(c["rms_norm_eps"])
-        elif "norm_eps" not in c:
-            w.add_layer_norm_eps(self._get("layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"))
-        if rope.get("rope_type") in ("linear", "yarn"):
-            w.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
-            w.add_rope_scaling_factor(rope["factor"])
-            if "original_max_position_embeddings" in rope:
-                w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-            if "beta_fast" in rope:
-                w.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
-                w.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
-        if rope.get("rope_type") == "longrope":
-            original = {**c, **rope}["original_max_position_embeddings"]
-            stretched = c["max_position_embeddings"] / original
-            w.add_rope_scaling_orig_ctx_len(original)
-            if self.architecture == "phimoe":
-                w.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(stretched) / math.log(original)))
-        if c.get("sliding_window_pattern"):
-            w.add_uint32(f"{self.architecture}.attention.sliding_window_pattern", c["sliding_window_pattern"])
-        if (part := rope.get("partial_rotary_factor")) and self.architecture not in ("deepseek2", "gemma4"):
-            w.add_rope_dimension_count(int(part * (c.get("head_dim") or hidden // heads)))
-        if experts := self._get("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
-            w.add_expert_count(experts)
-            w.add_expert_used_count(self._get("num_experts_per_tok", "moe_k", "top_k_experts"))
-        of_one = "intermediate_size" if self.architecture in ("gpt-oss", "minimax-m2") else "moe_intermediate_size"
-        if width := c.get(of_one):
-            w.add_expert_feed_forward_length(width)
-        if "linear_num_key_heads" in c:
-            write_delta_net(c, w)
-        if self.architecture == "minimax-m2":
-            w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        if self.architecture == "ernie4_5-moe":
-            w.add_interleave_moe_layer_step(c["moe_layer_interval"])
-            w.add_leading_dense_block_count(c["moe_layer_start_index"])
-            w.add_expert_shared_count(c["moe_num_shared_experts"])
-        if width := c.get("shared_expert_intermediate_size"):
-            w.add_expert_shared_feed_forward_length(width)
-        for key, add in (
-            ("logit_scale", w.add_logit_scale), ("logits_scaling", w.add_logit_scale),
-            ("embedding_multiplier", w.add_embedding_scale), ("residual_multiplier", w.add_residual_scale),
-            ("attention_multiplier", w.add_attention_scale),
-        ):  # fmt: skip
-            if c.get(key) is not None:
-                add(c[key])
-        if c.get("sliding_window") and self.architecture in SLIDING:
-            w.add_sliding_window(c["sliding_window"])
-        if "use_parallel_residual" in c:
-            w.add_parallel_residual(c["use_parallel_residual"])
-        if c.get("attn_logit_softcapping"):
-            w.add_attn_logit_softcapping(c["attn_logit_softcapping"])
-        if c.get("final_logit_softcapping"):
-            w.add_final_logit_softcapping(c["final_logit_softcapping"])
 
     def factors(self) -> dict[str, Array]:
         """Divisors of rotary frequencies, by the names of their tensors."""
@@ -374,7 +275,8 @@ class Conversion:
         dims = self.config["hidden_size"] // self.config["num_attention_heads"]
         turns = rope["original_max_position_embeddings"] * rope["rope_theta"] ** (-np.arange(0, dims, 2) / dims)
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-        smooth = ((turns / (2 * np.pi) - low) / (high - low)).clip(0, 1)
+        with np.errstate(divide="ignore"):  # Llama 4 has one bound
+            smooth = ((turns / (2 * np.pi) - low) / (high - low)).clip(0, 1)
         return {"rope_freqs.weight": (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)}
 
     def _write_tokenizer(self, w: GGUFWriter) -> None:
@@ -395,6 +297,8 @@ def convert(directory: Path, path: Path, kinds: Kinds, **options: Any) -> Path:
     made.write(path, **options)
     plain = Path(shutil.copytree(directory, path.with_suffix(".plain")))
     edit_tensors(plain, lambda tensors: tensors | made.meant)
+    if made.architecture == "falcon-h1":
+        edit_config(plain, lambda _: made.config)
     if made.architecture != "gemma4" and (factors := made.factors().get("rope_freqs.weight")) is not None:
         rope = {"rope_type": "longrope", "short_factor": factors.tolist(), "attention_factor": 1.0}
         theta = made.config["rope_parameters"]["rope_theta"]
