@@ -30,7 +30,7 @@ def load_kimi_linear(config: ModelConfig, tensors: Tensors) -> Decoder:
 
     def mlp(at: Tensors, number: int) -> FeedForward:
         if not sparse[number]:
-            return load_mlp(c, at, prefixes=PREFIXES)
+            return load_mlp(c, at, prefixes=PREFIXES[::-1])
         mixture = at.under_any(PREFIXES, "gate.weight")
         return load_deepseek_experts(c, mixture, (256, 8), (1, 1), 1024, 2.446, MIXTRAL_NAMES)
 
@@ -50,9 +50,7 @@ def _mixer(config: ModelConfig, of: Tensors, number: int) -> KimiDelta | LatentA
     shape = config.recurrent[number]
     if not isinstance(shape, DeltaShape):
         return load_latent_attention(config, of, number, rope=None)
-    gate = (
-        of if "ssm_a" in of else of.under_any(("", "forget_gate."), "A_log")
-    )  # the Hub's names, and those of transformers 5
+    gate = of.under_any(("", "forget_gate."), "A_log")  # the Hub's names, and those of transformers 5
     hidden, width, narrow, shard = config.hidden, shape.values, shape.value_dim, of.shard
     mine, three = shard.even(width), shard.even(width, width, width)
     rates = _rates(gate, shape.heads).repeat_interleave(shape.key_dim)

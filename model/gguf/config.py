@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from model.errors import MOST_SHOWN, CheckpointError
+from model.fields import Fields
 from model.gguf.common import KV_HEADS, Values, check_unread
 from model.gguf.families import ARCHITECTURES
 from model.gguf.names import hub_names
@@ -24,6 +25,7 @@ HYBRIDS = (
     "nemotron_h_moe",
 )  # whose layers without attention have no KV heads
 UNATTENDED = ("mamba2",)  # whose layers have no heads at all
+MOST_CONTEXT = 2**20  # Llama 4 Scout's file says 10 million
 METHOD = "gguf"
 """`quant_method` of weights in blocks. No config.json may name it: only files have such weights."""
 
@@ -70,7 +72,7 @@ def _common(source: Source) -> Values:
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": source.count("attention.key_length", max(1, hidden // heads)),
-        "max_position_embeddings": source.count("context_length"),
+        "max_position_embeddings": _context(source),
         "rope_theta": source.number("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
         "eos_token_id": end_tokens(source.model.metadata, embedding.shape[0]),
@@ -84,6 +86,12 @@ def _common(source: Source) -> Values:
     return values
 
 
+def _context(source: Source) -> int:
+    """Returns the length of contexts, at most `MOST_CONTEXT`: config.json could be lowered, a file cannot."""
+    fields, key = source.model.metadata.fields, f"{source.prefix}.context_length"
+    return Fields(fields.path, {key: min(fields.get(key, int), MOST_CONTEXT)}).positive(key)
+
+
 def _weights(model: GGUFModel, architecture: str) -> Values:
     """Returns dtype and weight format, which names the type of each linear; plain weights alone have none."""
     types = {
@@ -91,7 +99,7 @@ def _weights(model: GGUFModel, architecture: str) -> Values:
         for one in hub_names(architecture, model.tensors)
         if one.name.endswith(".weight") and len(one.tensor.shape) > 1
     }
-    layers = {name: kind for name, kind in types.items() if ".layers." in name or ".h." in name}
+    layers = {name: kind for name, kind in types.items() if any(part.isdecimal() for part in name.split("."))}
     names = {kind.name for kind in layers.values()}
     if all(kind.is_plain for kind in types.values()):
         # Gemma's activations do not fit in float16.

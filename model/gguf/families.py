@@ -5,7 +5,7 @@ cannot say, and so does this module.
 """
 
 from model.gguf import mixtures, recurrent
-from model.gguf.common import WINDOW, Reader, Values, like_llama, read_multipliers, read_rope, read_window
+from model.gguf.common import KV_HEADS, WINDOW, Reader, Values, like_llama, read_multipliers, read_rope, read_window
 from model.gguf.gemma4 import read_gemma4
 from model.gguf.source import Source
 
@@ -180,7 +180,19 @@ def _phi2(source: Source, common: Values) -> Values:
     }
 
 
-def _bloom(source: Source, common: Values) -> Values:  # noqa: ARG001
+def _check_heads(source: Source, common: Values) -> None:
+    """Raises CheckpointError where heads are none of equal parts, each with keys of its own."""
+    fields, heads = source.model.metadata.fields, common["num_attention_heads"]
+    if common["hidden_size"] % heads:
+        raise fields.refuse(f"{source.prefix}.attention.head_count", f"does not divide {common['hidden_size']}")
+    if common["num_key_value_heads"] != heads:
+        raise fields.refuse(f"{source.prefix}.{KV_HEADS}", f"must be that of the heads, {heads}")
+
+
+def _bloom(source: Source, common: Values) -> Values:
+    _check_heads(source, common)
+    if source.count("feed_forward_length") != 4 * common["hidden_size"]:
+        raise source.model.metadata.fields.refuse("bloom.feed_forward_length", "must be 4 times the embedding's")
     return {
         "architectures": ["BloomForCausalLM"],
         "layer_norm_epsilon": source.number("attention.layer_norm_epsilon"),
@@ -189,12 +201,16 @@ def _bloom(source: Source, common: Values) -> Values:  # noqa: ARG001
 
 def _mpt(source: Source, common: Values) -> Values:
     """MPT, whose config.json has names of its own. A file without biases by distance says 0 for them: it is refused."""
+    _check_heads(source, common)
+    width, hidden = source.count("feed_forward_length"), common["hidden_size"]
+    if width % hidden:
+        raise source.model.metadata.fields.refuse("mpt.feed_forward_length", f"must be a multiple of {hidden}")
     return {
         "architectures": ["MptForCausalLM"],
         "d_model": common["hidden_size"],
         "n_heads": common["num_attention_heads"],
         "layer_norm_epsilon": source.number("attention.layer_norm_epsilon"),
-        "expansion_ratio": max(1, source.count("feed_forward_length") // common["hidden_size"]),
+        "expansion_ratio": width // hidden,
         "attn_config": {"alibi_bias_max": source.number("attention.max_alibi_bias")},
     }
 

@@ -147,10 +147,18 @@ def read_llama4(source: Source, common: Values) -> Values:
     """Llama 4. llama.cpp takes for granted the length of chunks, and which layers have no positions: every fourth.
 
     Raises:
-        CheckpointError: The file says that layers have no chunks.
+        CheckpointError: The file says that layers have no chunks, or others, or bases of their own, or that heads are
+            rotated in part.
     """
-    if source.has(WINDOW) and source.model.metadata.fields.values.get(f"llama4.{WINDOW}") == 0:
-        raise source.model.metadata.fields.refuse(f"llama4.{WINDOW}", "a Llama 4 without chunks is not served")
+    fields, base = source.model.metadata.fields, common["rope_theta"]
+    if source.has(WINDOW) and fields.values.get(f"llama4.{WINDOW}") == 0:
+        raise fields.refuse(f"llama4.{WINDOW}", "a Llama 4 without chunks is not served")
+    if source.count(f"{WINDOW}_pattern", 4) != 4:
+        raise fields.refuse(f"llama4.{WINDOW}_pattern", "must be 4")
+    if source.number("rope.freq_base_swa", base) != base:
+        raise fields.refuse("llama4.rope.freq_base_swa", f"must be that of all layers, {base}")
+    if source.count("rope.dimension_count", common["head_dim"]) != common["head_dim"]:
+        raise fields.refuse("llama4.rope.dimension_count", f"must be that of a head, {common['head_dim']}")
     experts = source.count("expert_count")
     return like_llama("Llama4ForCausalLM")(source, common) | {
         "intermediate_size": source.count("expert_feed_forward_length"),

@@ -24,9 +24,9 @@ def hub_names(architecture: str, tensors: Mapping[str, TensorInfo]) -> Iterator[
     A tensor that the architecture does not know keeps its own name.
 
     Raises:
-        CheckpointError: Experts make more tensors than a checkpoint may have.
+        CheckpointError: Two tensors are one on the hub, or experts make more of them than a checkpoint may have.
     """
-    names, count = NAMES[architecture], 0
+    names, found = NAMES[architecture], dict[str, str]()
     block = dict(names.block)
     if architecture == "FalconForCausalLM" and "blk.0.attn_norm_2.weight" in tensors:
         block |= TWO_NORMS
@@ -34,8 +34,10 @@ def hub_names(architecture: str, tensors: Mapping[str, TensorInfo]) -> Iterator[
         if tensor.name in READ_BY_CONFIG:
             continue
         for one in _named(names, block, tensor):
-            count += 1
-            if count > MOST_TENSORS:
+            if one.name in found:
+                raise CheckpointError(f"{tensor.file.path}: {found[one.name]} and {tensor.name} are both {one.name}")
+            found[one.name] = tensor.name
+            if len(found) > MOST_TENSORS:
                 raise CheckpointError(f"{tensor.file.path} has more than {MOST_TENSORS} tensors, each expert's counted")
             yield one
 
@@ -51,7 +53,7 @@ def _named(names: Names, block: Mapping[str, str], tensor: TensorInfo) -> Iterat
         if change is Change.LYING and found[3] == "bias":
             change = Change.NONE
         yield Named(f"{names.layers.format(int(found[1]))}{block[found[2]]}.{found[3]}", tensor, change)
-    elif found and found[2] == GATES_WITH_UPS and found[2] not in names.experts and len(tensor.shape) > 1:
+    elif found and found[2] == GATES_WITH_UPS and found[2] not in names.experts and _has_halves(tensor, found[3]):
         yield from _halves(names, tensor, int(found[1]), found[3])
     elif found and found[2] in names.experts and len(tensor.shape) == (3 if found[3] == "weight" else 2):
         prefix, part = names.layers.format(int(found[1])), names.experts[found[2]]
@@ -64,6 +66,12 @@ def _named(names: Names, block: Mapping[str, str], tensor: TensorInfo) -> Iterat
         yield Named(f"{names.layers.format(int(found[1]))}{found[2]}", tensor)
     else:
         yield Named(tensor.name, tensor)
+
+
+def _has_halves(tensor: TensorInfo, end: str) -> bool:
+    """Returns whether a tensor is of experts whose rows, or biases, are those of two products."""
+    dimensions = 3 if end == "weight" else 2
+    return len(tensor.shape) == dimensions and tensor.shape[1] % 2 == 0 and (end == "weight" or tensor.type.is_plain)
 
 
 def _halves(names: Names, tensor: TensorInfo, layer: int, end: str) -> Iterator[Named]:

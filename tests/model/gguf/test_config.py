@@ -85,6 +85,11 @@ def test_a_factor_of_attention_is_beside_yarns_own(read: Callable[..., ModelConf
     assert read_rope(twice.fields, twice.head_dim)[1] == pytest.approx(2 * read_rope(config.fields, config.head_dim)[1])
 
 
+def test_contexts_of_millions_of_tokens_are_cut(read: Callable[..., ModelConfig]) -> None:
+    """As Llama 4 Scout's: nobody can lower it in a file."""
+    assert read("llama4", llama4__context_length=10 * 2**20).context == 2**20
+
+
 @pytest.mark.parametrize(
     ("case", "key", "value", "message"),
     [
@@ -104,6 +109,16 @@ def test_a_factor_of_attention_is_beside_yarns_own(read: Callable[..., ModelConf
         ("gpt-oss", "gpt-oss.attention.sliding_window_pattern", [True, False], "must be an array of integers"),
         ("llama", "llama.attention.value_length", 24, "differs from 'attention.key_length'"),
         ("llama", "llama.block_count", 2.0, "is 2.0, must be of type int"),
+        ("bloom", "bloom.attention.head_count_kv", 1, "is 1, must be that of the heads, 4"),
+        ("bloom", "bloom.feed_forward_length", 7, "is 7, must be 4 times the embedding's"),
+        ("bloom", "bloom.attention.head_count", 5, "is 5, does not divide 64"),
+        ("mpt", "mpt.feed_forward_length", 257, "is 257, must be a multiple of 64"),
+        ("mpt", "mpt.attention.clamp_kqv", 1.0, "is 1.0, which is not supported for mpt"),
+        ("mpt", "mpt.attention.max_alibi_bias", 0.0, "is 0.0, must be a number above 0"),
+        ("llama4", "llama4.attention.sliding_window", 0, "is 0, a Llama 4 without chunks is not served"),
+        ("llama4", "llama4.attention.sliding_window_pattern", 2, "is 2, must be 4"),
+        ("llama4", "llama4.rope.freq_base_swa", 10.0, "is 10.0, must be that of all layers, 500000.0"),
+        ("llama4", "llama4.rope.dimension_count", 8, "is 8, must be that of a head, 16"),
         ("llama", "llama.context_length", 0, "is 0, must be at least 1"),
         ("llama", "llama.rope.freq_base", -1.0, "is -1.0, must be a number above 0"),
         ("llama", "tokenizer.ggml.eos_token_id", 320, "is 320, must be the id of one of 320 tokens"),

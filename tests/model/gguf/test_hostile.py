@@ -17,6 +17,8 @@ from model.errors import CheckpointError
 from model.gguf.cursor import MOST_HEADER
 from model.gguf.reader import GGUFFile
 from model.gguf.split import open_model
+from tests.model.families.cases import BY_NAME
+from tests.model.families.conftest import Shelf
 from tests.model.gguf.kinds import all_in
 from tests.model.gguf.writer import Conversion, convert
 from tests.model.test_hostile_checkpoints import check
@@ -40,6 +42,11 @@ def test_more_mutated_files_are_served_or_refused(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("hostile") / "source", num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf(tmp_path_factory.mktemp("hostile-families"))
 
 
 @pytest.fixture
@@ -147,6 +154,29 @@ def test_tensors_that_the_model_has_not_or_lacks_are_named(source: Path, tmp_pat
     del made.stored["blk.0.attn_sinks.weight"], made.stored["blk.1.ffn_up.weight"]
     made.write(path)
     with pytest.raises(CheckpointError, match=r"model.layers.1.mlp.up_proj.weight is missing from .*model.gguf"):
+        load_it(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [("ffn_gate_up_exps.weight", "ffn_gate_exps.weight"), ("ffn_gate.0.weight", "ffn_gate_inp.weight")],
+)
+def test_two_tensors_that_are_one_on_the_hub_are_refused(name: str, like: str, shelf: Shelf, tmp_path: Path) -> None:
+    made, path = Conversion(shelf.checkpoint(BY_NAME["qwen3-moe"]), all_in(Kind.F32)), tmp_path / "model.gguf"
+    made.stored[f"blk.0.{name}"] = made.stored[f"blk.0.{like}"]
+    made.write(path)
+    with pytest.raises(CheckpointError, match=rf"blk.0.ffn_gate_exps.weight and blk.0.{name} are both model.layers.0"):
+        read_config(path)
+
+
+@pytest.mark.parametrize("rows", [1, 33, None])
+def test_gates_and_ups_without_two_halves_are_named(rows: int | None, shelf: Shelf, tmp_path: Path) -> None:
+    made, path = Conversion(shelf.checkpoint(BY_NAME["qwen3-moe"]), all_in(Kind.F32)), tmp_path / "model.gguf"
+    gates, _ = made.stored.pop("blk.0.ffn_gate_exps.weight")
+    del made.stored["blk.0.ffn_up_exps.weight"]
+    made.stored["blk.0.ffn_gate_up_exps.weight"] = gates[:, 0] if rows is None else gates[:, :rows], Kind.F32
+    made.write(path)
+    with pytest.raises(CheckpointError, match=r"experts\.0\.gate_proj|ffn_gate_up_exps"):
         load_it(path)
 
 

@@ -200,8 +200,9 @@ def test_layers_that_predict_further_tokens_are_passed_over(case: str, shelf: Sh
     assert bits(path) == bits(shelf.checkpoint(CASES[case]))
 
 
-@few("case", ["qwen3-moe", "mixtral", "deepseek-v3", "kimi-linear"], ["qwen3-moe"])
-def test_gates_and_ups_of_experts_in_one_tensor(case: str, shelf: Shelf, tmp_path: Path) -> None:
+@few("case", ["qwen3-moe", "mixtral", "deepseek-v3", "kimi-linear", "gpt-oss"], ["qwen3-moe", "gpt-oss"])
+@few("ranks", [1, 2], [1])
+def test_gates_and_ups_of_experts_in_one_tensor(case: str, ranks: int, shelf: Shelf, tmp_path: Path) -> None:
     """As the converter writes them where it is asked to: of each expert the rows of its gate first."""
     made = Conversion(shelf.checkpoint(CASES[case]), lambda name: Kind.F16 if "down" in name else Kind.Q8_0)
     made.write(tmp_path / "apart.gguf")
@@ -210,7 +211,20 @@ def test_gates_and_ups_of_experts_in_one_tensor(case: str, shelf: Shelf, tmp_pat
         made.stored[name.replace("gate", "gate_up")] = np.concatenate((gates, ups), 1), kind
     made.write(tmp_path / "together.gguf")
     assert not any("ffn_up_exps" in name for name in open_model(tmp_path / "together.gguf").tensors)
-    assert bits(tmp_path / "together.gguf") == bits(tmp_path / "apart.gguf")
+    assert bits(tmp_path / "together.gguf", ranks) == bits(tmp_path / "apart.gguf", ranks)
+
+
+def test_older_files_of_kimi_linear(shelf: Shelf, tmp_path: Path) -> None:
+    """The product that expands latents is one tensor, and rates have one dimension."""
+    made, path = Conversion(shelf.checkpoint(CASES["kimi-linear"]), all_in(Kind.F32)), tmp_path / "model.gguf"
+    for name in [name for name in made.stored if name.endswith("ssm_a")]:
+        made.stored[name] = made.stored[name][0].flatten(), Kind.F32
+    for name in [name for name in made.stored if "attn_k_b" in name]:
+        keys, values = (made.stored.pop(one)[0] for one in (name, name.replace("k_b", "v_b")))
+        whole = np.concatenate((keys.swapaxes(1, 2), values), 1).reshape(-1, values.shape[2])
+        made.stored[name.replace("attn_k_b", "attn_kv_b")] = whole, Kind.F32
+    made.write(path)
+    assert bits(path) == bits(shelf.checkpoint(CASES["kimi-linear"]))
 
 
 def test_older_files_of_qwen3_next(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +319,10 @@ def test_a_change_that_is_not_undone_is_seen(
     assert bits(path) != bits(plain)
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3-moe", "phi3", "gpt2", "gpt-oss", "qwen3-next", "qwen3.5"])
+@pytest.mark.parametrize(
+    "case",
+    ["llama", "qwen3-moe", "phi3", "gpt2", "gpt-oss", "qwen3-next", "qwen3.5", "kimi-linear", "falcon-h1", "llama4"],
+)
 def test_the_estimate_is_what_is_held(case: str, shelf: Shelf, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     plain = convert(shelf.checkpoint(CASES[case]), path, quantized(case))
@@ -334,11 +351,12 @@ def test_factors_of_frequencies_are_llamas_rule(shelf: Shelf, tmp_path: Path) ->
     torch.testing.assert_close(*rules, rtol=1e-6, atol=0)
 
 
-def test_dtype_is_that_of_the_weights(shelf: Shelf, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["llama", "mpt", "gpt2"])
+def test_dtype_is_that_of_the_weights(case: str, shelf: Shelf, tmp_path: Path) -> None:
     said = {}
     for kind in (Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0):
         path = tmp_path / f"{kind.name}.gguf"
-        convert(shelf.checkpoint(CASES["llama"]), path, all_in(kind))
+        convert(shelf.checkpoint(CASES[case]), path, all_in(kind))
         said[kind.name] = (read_config(path).dtype, read_config(path).stored_format)
     assert said == {
         "F32": ("float32", ""), "F16": ("float16", ""), "BF16": ("bfloat16", ""), "Q4_0": ("bfloat16", "gguf")
