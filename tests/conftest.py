@@ -14,6 +14,7 @@ import model  # noqa: F401 - before torch: it says how OpenMP's threads wait
 from tests.support.event_loop import TestLoopPolicy
 from tests.support.examples import QUICK
 from tests.support.forking import FORKS
+from tests.support.marks import mark_beyond_samples
 
 settings.load_profile(QUICK)
 asyncio.set_event_loop_policy(TestLoopPolicy())
@@ -37,8 +38,10 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with servers come first, which take longest: what is left at the end is short."""
+    """Marks cases that samples leave out. Tests with servers come first, which take longest: the end is short."""
+    mark_beyond_samples(items)
     items.sort(key=lambda item: not {"e2e", "chaos"} & {*item.path.parts})
 
 

@@ -266,6 +266,7 @@ def test_a_section_that_cannot_run_leaves_the_others_alone(monkeypatch: pytest.M
     ("given", "said"),
     [((), "there is no CUDA device here"), (("--sections", "speed"), "--sections names speed; there are ceilings")],
 )
+@pytest.mark.slow
 def test_what_it_cannot_do_is_one_line(given: tuple[str, ...], said: str) -> None:
     if torch.cuda.is_available() and not given:
         pytest.skip("there is a CUDA device")

@@ -69,6 +69,7 @@ def test_what_is_shared_counts_once_and_those_that_wait_start_where_one_ends(mon
     assert own - shared == pytest.approx(3 * (6 * layers + 18 * attention))
 
 
+@pytest.mark.slow
 def test_an_engine_answers_when_each_token_was_there(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(shapes.MODELS, "tiny", TINY)
     command = [sys.executable, "-m", "bench.peers.quire_engine", str(make(tmp_path, "tiny")), "8192"]

@@ -58,6 +58,7 @@ TALKING = [Request((0, 0, 0), answer=2), Request((0, 0, 1), answer=2)]
         ),
     ],
 )
+@pytest.mark.sample(2)
 def test_all_orders_of_a_few_requests(requests, pages, rows, windows, bounds, states):
     """About 33,000 states altogether."""
     found = explore(requests, pages, rows, bounds, windows)

@@ -59,6 +59,7 @@ CATCHERS = {"allocator": allocator, "play": play, "collisions": collisions, "win
 
 
 @pytest.mark.parametrize("name", planted(FAULTS, RARE))
+@pytest.mark.sample(2)
 def test_harness_catches(name, monkeypatch):
     FAULTS[name].plant(monkeypatch)
     with pytest.raises(CAUGHT):

@@ -175,6 +175,7 @@ def stale_entry_of_a_table_is_published(real):
 
 
 @pytest.mark.parametrize("name", planted(FAULTS, rare=["stale_entry_of_a_table_is_published"]))
+@pytest.mark.sample(2)
 def test_harness_catches(name, monkeypatch):
     target, attribute, make, catcher = FAULTS[name]
     monkeypatch.setattr(target, attribute, make(getattr(target, attribute)))

@@ -93,6 +93,7 @@ def test_diagrams_are_drawn_where_the_site_has_a_script_for_them(tmp_path: Path)
 @pytest.mark.parametrize(
     "link", ["[there](security.md#nothing-is-here)", "[there](#nothing)", "[there](nowhere.md)", "[there](nowhere/)"]
 )
+@pytest.mark.slow
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path, link: str) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     with (tmp_path / "docs/guides/dashboard.md").open("a") as page:

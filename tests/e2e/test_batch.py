@@ -241,6 +241,7 @@ def test_a_job_outlives_its_engine(tmp_path: Path) -> None:
     check_results(output, 150, frozenset(), tokens=20)
 
 
+@pytest.mark.slow
 def test_interrupt_stops_the_job_and_says_how_to_go_on(tmp_path: Path) -> None:
     # Ten times as many as run at once: what runs at once ends at once, too.
     source, output = write_input(tmp_path / "in", 320, frozenset(), tokens=20), tmp_path / "out"

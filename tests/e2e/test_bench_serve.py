@@ -138,6 +138,7 @@ def load(server: RunningServer, settings: LoadSettings) -> LoadRun:
     return asyncio.run(run_load(wire, settings, lambda *_: None, lambda _: None))
 
 
+@pytest.mark.slow
 def test_open_loop_keeps_its_schedule_with_a_server_that_falls_behind(slow: RunningServer) -> None:
     alone = load(slow, LoadSettings(requests=5, concurrency=1, output_tokens="40"))
     took = float(np.median([seen.whole for seen in alone.seen]))

@@ -92,6 +92,7 @@ def estimate(*arguments: str, **environment: str) -> Result:
     )
 
 
+@pytest.mark.slow
 def test_estimate_needs_no_weights(tmp_path: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,

@@ -60,6 +60,7 @@ def test_wrong_tokens_are_refused(machine: Node) -> None:
 
 
 @needs_nodes
+@pytest.mark.slow
 def test_a_wait_for_room_says_what_is_needed_and_what_each_node_has(machine: Node) -> None:
     flags = ["--ray-token-file", str(machine.token), "--ray-cpus", "3", "--engine-start-timeout", "2"]
     said = refusal(machine, *flags)

@@ -122,6 +122,7 @@ def test_every_panel_has_data(watched: Watched) -> None:
     assert without_data(watched.prometheus, sorted(expressions)) == {}
 
 
+@pytest.mark.slow
 def test_every_rule_has_data(watched: Watched) -> None:
     """An alert's data are what it compares."""
     expressions = []

@@ -199,6 +199,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("mode", "name"), PLACES)
+@pytest.mark.sample(2)
 def test_no_place_and_no_schedule_changes_a_bit(tiny: Path, reference: Tokens, mode: str, name: str) -> None:
     schedule = BY_NAME[name]
     members = SOME if schedule.preempts else ALL  # the fewer run at once, the longer it takes

@@ -205,6 +205,7 @@ def with_model(server: RunningServer) -> list[psutil.Process]:
     return [process for process in tree(server.process.pid) if FORK_SERVER not in process.cmdline()]
 
 
+@pytest.mark.slow
 def test_engine_outlives_its_fork_server_and_is_replaced_when_it_dies() -> None:
     with serving("process") as running:
         server, victims = running.server, (FORK_SERVER, ENGINE["process"])

@@ -101,6 +101,7 @@ def test_async_requests(server: RunningServer) -> None:
     assert "no answer" not in shown
 
 
+@pytest.mark.slow
 def test_batch() -> None:
     shown = run("batch.py")
     assert re.findall(r"^(ROMEO:|JULIET:|First Citizen:|To be, or)", shown, re.MULTILINE)[:2] == ["ROMEO:", "JULIET:"]
@@ -141,6 +142,7 @@ def test_sequences(server: RunningServer) -> None:
     assert scores == sorted(scores, reverse=True)
 
 
+@pytest.mark.slow
 def test_resume(server: RunningServer) -> None:
     with cut_connection(server.address) as first:
         shown = run("resume.py", "--server", first, server.address, "--streams", "2").splitlines()

@@ -131,6 +131,7 @@ def test_a_frontend_says_what_keeps_it_from_serving(tmp_path: Path) -> None:
     assert f"no engine of the server at unix:{tmp_path}/nobody could be reached within 1 s" in said
 
 
+@pytest.mark.slow
 def test_a_table_on_a_port_asks_for_its_token(tmp_path: Path) -> None:
     token, other = tmp_path / "token", tmp_path / "other"
     for path in (token, other):

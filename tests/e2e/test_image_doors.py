@@ -67,6 +67,7 @@ def answered(seen: Seen, server: RunningServer, folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("own", [pytest.param(True, marks=pytest.mark.slow), False], ids=["own engine", "server"])
+@pytest.mark.slow
 def test_batch_jobs_read_files_and_base64(
     own: bool, seen: Seen, server: RunningServer, folder: Path, answered: list[int], tmp_path: Path
 ) -> None:

@@ -91,6 +91,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
+@pytest.mark.sample(3)
 def test_a_bad_image_is_named_and_the_server_goes_on(
     name: str, server: RunningServer, channel: grpc.Channel, seen: Seen
 ) -> None:

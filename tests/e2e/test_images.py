@@ -82,6 +82,7 @@ def place(request: pytest.FixtureRequest, all_seen: dict[str, Seen]) -> Iterator
         yield Place(server, server.stub(channel), seen)
 
 
+@pytest.mark.sample(3)
 def test_tokens_of_mixed_concurrent_streams_are_transformers(place: Place) -> None:
     """Text and images, each request three times, all at once; usage counts the tokens of the images."""
     seen, before = place.seen, place.server.metrics()[ENCODED]

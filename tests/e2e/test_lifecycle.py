@@ -75,6 +75,7 @@ def test_config_that_does_not_fit_the_weights_names_the_tensor(broken: Path) -> 
         (["--device", "cuda"], "no CUDA device"),
     ],
 )
+@pytest.mark.sample(3)
 def test_flags_that_cannot_be_met_are_named(flags: list[str], message: str) -> None:
     if "cuda" in flags and shutil.which("nvidia-smi"):
         pytest.skip("this machine has a CUDA device")

@@ -84,6 +84,7 @@ def drawn(browser: Browser) -> str:
     return str(browser.run("return document.querySelector('.map').toDataURL()"))
 
 
+@pytest.mark.slow
 def test_an_operator_gets_in_and_nobody_else(browser: Browser, server: RunningServer) -> None:
     browser.driver.get(server.page)
     browser.wait(lambda: browser.shown("#login"), "the question for a token")
@@ -102,52 +103,52 @@ def test_an_operator_gets_in_and_nobody_else(browser: Browser, server: RunningSe
     assert "quire-demo: LlamaForCausalLM" in browser.text("#model")
 
 
-def test_an_answer_is_that_of_the_api(browser: Browser, server: RunningServer) -> None:
-    browser.complaints()
+def test_an_answer_is_that_of_the_api(inside: Browser, server: RunningServer) -> None:
+    inside.complaints()
     with Client(server.address, Security(OPS)) as client:
         result = client.generate(WORDS, max_tokens=60, temperature=0.8, seed=7)
-    assert answered(browser, WORDS, max_tokens=60, temperature=0.8, seed=7) == result.sequences[0].text
-    assert f"{result.usage.completion_tokens} generated" in browser.text("#summary")
-    assert browser.text("#summary").endswith("seed 7")
-    assert browser.run("return document.querySelector('#answer .asked').textContent") == WORDS
-    ask(browser, WORDS, max_tokens=5000)
-    browser.wait(lambda: "stopping.max_tokens is 5000: at most" in browser.text("#summary"), "the server's own words")
-    assert [line for line in browser.complaints() if "400" not in line] == []
+    assert answered(inside, WORDS, max_tokens=60, temperature=0.8, seed=7) == result.sequences[0].text
+    assert f"{result.usage.completion_tokens} generated" in inside.text("#summary")
+    assert inside.text("#summary").endswith("seed 7")
+    assert inside.run("return document.querySelector('#answer .asked').textContent") == WORDS
+    ask(inside, WORDS, max_tokens=5000)
+    inside.wait(lambda: "stopping.max_tokens is 5000: at most" in inside.text("#summary"), "the server's own words")
+    assert [line for line in inside.complaints() if "400" not in line] == []
 
 
-def test_an_answer_is_repeated_by_any_seed_of_64_bits(browser: Browser, server: RunningServer) -> None:
+def test_an_answer_is_repeated_by_any_seed_of_64_bits(inside: Browser, server: RunningServer) -> None:
     seed = 2**64 - 2**10 - 1  # no number of JavaScript's
     with Client(server.address, Security(OPS)) as client:
         result = client.generate(WORDS, max_tokens=40, temperature=1, seed=seed)
-    assert answered(browser, WORDS, max_tokens=40, temperature=1, seed=seed) == result.sequences[0].text
-    assert browser.text("#summary").endswith(f"seed {seed}")
+    assert answered(inside, WORDS, max_tokens=40, temperature=1, seed=seed) == result.sequences[0].text
+    assert inside.text("#summary").endswith(f"seed {seed}")
 
 
-def test_the_map_and_the_lists_follow_requests(browser: Browser, server: RunningServer) -> None:
+def test_the_map_and_the_lists_follow_requests(inside: Browser, server: RunningServer) -> None:
     over = False
 
     def load(number: int) -> None:
         while not over:
             client.generate(f"{number} JULIET: " * 20, max_tokens=200, ignore_eos=True)
 
-    seen = {drawn(browser)}
+    seen = {drawn(inside)}
     with Client(server.address, Security(ANN)) as client, ThreadPoolExecutor(3) as pool:
         loads = [pool.submit(load, number) for number in range(3)]
         try:
-            browser.wait(lambda: browser.text("#tenants td") == "ann", "the tenant")
-            browser.wait(lambda: "ann" in browser.text("#requests tbody"), "the request")
-            browser.wait(lambda: not browser.text(".counts").startswith("0 held"), "pages that are held")
-            seen.add(drawn(browser))
-            browser.wait(lambda: drawn(browser) not in seen, "more pages")
+            inside.wait(lambda: inside.text("#tenants td") == "ann", "the tenant")
+            inside.wait(lambda: "ann" in inside.text("#requests tbody"), "the request")
+            inside.wait(lambda: not inside.text(".counts").startswith("0 held"), "pages that are held")
+            seen.add(drawn(inside))
+            inside.wait(lambda: drawn(inside) not in seen, "more pages")
         finally:
             over = True
         for one in loads:
             one.result()
-    browser.wait(lambda: browser.text(".counts").startswith("0 held"), "pages to be let go")
-    assert " 0 cached" not in browser.text(".counts")
-    browser.wait(lambda: drawn(browser) not in seen, "the end in the map")
-    assert browser.text("#ttft") != "-"
-    assert browser.run("return Math.max(...rates.map((one) => one.generated))") > 0
+    inside.wait(lambda: inside.text(".counts").startswith("0 held"), "pages to be let go")
+    assert " 0 cached" not in inside.text(".counts")
+    inside.wait(lambda: drawn(inside) not in seen, "the end in the map")
+    assert inside.text("#ttft") != "-"
+    assert inside.run("return Math.max(...rates.map((one) => one.generated))") > 0
 
 
 @contextmanager
@@ -259,7 +260,8 @@ def test_colours_follow_the_system(inside: Browser) -> None:
     assert maps["dark"] != maps["light"]
 
 
-def test_stop_frees_the_pages_and_what_was_typed_is_the_operator_s(browser: Browser, server: RunningServer) -> None:
+@pytest.mark.slow
+def test_stop_frees_the_pages_and_what_was_typed_is_the_operator_s(inside: Browser, server: RunningServer) -> None:
     def long(seed: int) -> bool:
         return client.generate(prompt, max_tokens=800, temperature=1, seed=seed).usage.completion_tokens == 800
 
@@ -267,13 +269,13 @@ def test_stop_frees_the_pages_and_what_was_typed_is_the_operator_s(browser: Brow
     with Client(server.address, Security(OPS)) as client:
         seeds = list(islice(filter(long, count()), 3))
     for seed in seeds:  # an answer may be whole before the click
-        ask(browser, prompt, max_tokens=800, temperature=1, seed=seed)
-        browser.wait(lambda: len(browser.text(".completion")) > 60, "some of the answer")
-        browser.click("#stop")
-        browser.wait(lambda: browser.text("#summary"), "the end")
-        if browser.text("#summary") == "stopped":
+        ask(inside, prompt, max_tokens=800, temperature=1, seed=seed)
+        inside.wait(lambda: len(inside.text(".completion")) > 60, "some of the answer")
+        inside.click("#stop")
+        inside.wait(lambda: inside.text("#summary"), "the end")
+        if inside.text("#summary") == "stopped":
             break
-    assert browser.text("#summary") == "stopped"
+    assert inside.text("#summary") == "stopped"
     server.wait_for_metric("quire_num_requests_running", 0)
 
 

@@ -75,6 +75,7 @@ def test_a_server_that_was_started_anew_is_shown_from_its_first_second(browser: 
         assert browser.text("#generated") == "0"
 
 
+@pytest.mark.slow
 def test_an_engine_that_gives_no_map_takes_nothing_else_with_it(browser: Browser, two_engines: RunningServer) -> None:
     opened(browser, two_engines)
     cards = [f".engine:nth-child({place}) " for place in (1, 2)]

@@ -17,6 +17,7 @@ from tests.support.collector import Collector, running_collector, values
 from tests.support.processes import wait_until
 from tests.support.server import RunningServer, running_server, stream_request
 
+pytestmark = pytest.mark.slow  # one load of crowds, which all its tests read
 PHASES = ("queue", "prefill", "decode")
 PROMPT = list(range(300, 900))
 """With steps of 64 tokens its prefill takes ten of them."""

@@ -31,6 +31,7 @@ def offline() -> dict[str | None, list[float]]:
 @pytest.mark.parametrize(
     "place", [["--engine", "thread"], ["--engine", "process"], pytest.param(["--ray"], marks=pytest.mark.slow)]
 )
+@pytest.mark.sample(2)
 def test_serve(place: list[str], offline: dict[str | None, list[float]]) -> None:
     with running_server("--quantization", "int8", *place) as server, grpc.insecure_channel(server.address) as channel:
         spec = pb.GenerationSpec(

@@ -28,6 +28,7 @@ def test_it_is_short_and_says_its_status_at_once() -> None:
         assert "○" in row.split("|")[2], row
 
 
+@pytest.mark.slow
 def test_python_examples_run() -> None:
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(examples) == 3
@@ -39,6 +40,7 @@ def test_python_examples_run() -> None:
             assert done.stdout  # the length is the model's: it draws, and may end an answer early
 
 
+@pytest.mark.slow
 def test_line_of_a_batch_gives_the_result_beside_it(tmp_path: Path) -> None:
     line, result, *_ = re.findall(r"```json\n(.*?)```", BATCH, re.DOTALL)
     (tmp_path / "in").write_text(line)

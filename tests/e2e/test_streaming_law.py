@@ -91,6 +91,7 @@ def spec_of(controls: dict[str, Any]) -> pb.GenerationSpec:
 
 
 @pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.sample(3)
 def test_deltas_add_up_to_the_result(server: RunningServer, channel: grpc.Channel, name: str) -> None:
     spec, stub = spec_of(CONTROLS[name]), server.stub(channel)
     whole = stub.Generate(pb.GenerateRequest(spec=spec))

@@ -60,6 +60,7 @@ def server(files: dict[str, str]) -> Iterator[RunningServer]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_picture_of_a_server_with_work(server: RunningServer, files: dict[str, str]) -> None:
     deadline = time.monotonic() + 60
     with load(server):

@@ -36,6 +36,7 @@ def test_a_live_picture_of_the_wrong_port_is_not_tried_again(server: RunningServ
         assert f"is the wrong port: {FOR_OPERATORS}" in terminal.text
 
 
+@pytest.mark.slow
 def test_where_nobody_is_the_hint_is_how_to_start_one() -> None:
     hint = f"quire: no server answers at {NOBODY}. Start one with `make serve`, or name another with --server"
     assert quire("top", "--once", "--server", NOBODY).stderr == f"{hint}\n"

@@ -401,6 +401,7 @@ def test_bits_do_not_depend_on_batch_chunks_or_pages(case: Case, data: st.DataOb
     ],
 )
 @pytest.mark.parametrize("group", [1, 3, 8])
+@pytest.mark.sample(3)
 def test_bits_do_not_depend_on_what_is_shared(
     group: int, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

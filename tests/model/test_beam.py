@@ -110,6 +110,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.sample(2)
 def test_a_search_finds_what_the_definition_finds(
     tiny: Path, expected: dict[tuple[int, int], list[Result]], name: str
 ) -> None:

@@ -85,6 +85,7 @@ REFUSED, ERROR, LIMIT = "CHAT_REFUSED", "CHAT_ERROR", "CHAT_LIMIT"
         ("{{ raise_exception('x' * 100000) }}", REFUSED, "x" * 500),
     ],
 )  # fmt: skip
+@pytest.mark.sample(3)
 def test_hostile_templates_fail_alone(source: str, reason: str, message: str) -> None:
     with rendering(source) as renderer:
         assert serves(renderer)

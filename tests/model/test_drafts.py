@@ -96,6 +96,7 @@ MODELS = {
 
 @pytest.mark.parametrize("settings", [PLAIN, PIPELINED], ids=["one in flight", "two in flight"])
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.sample(2)
 def test_drafts_change_no_bit(
     tiny: Path, tmp_path: Path, prompts: list[list[int]], kind: str, settings: SchedulerSettings
 ) -> None:
@@ -115,6 +116,7 @@ def test_drafts_change_no_bit(
     ],
     ids=str,
 )  # fmt: skip
+@pytest.mark.sample(2)
 def test_nor_do_they_in(tiny: Path, prompts: list[list[int]], kind: dict[str, Any]) -> None:
     check(*drafted(tiny, prompts, PIPELINED if "ahead" in kind else PLAIN, **kind))
 

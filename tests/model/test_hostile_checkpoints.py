@@ -30,7 +30,7 @@ def check(directory: Path, first: int, count: int, module: str = "tests.model.ho
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
 def test_mutated_checkpoints_are_served_or_refused(tmp_path: Path) -> None:
-    check(tmp_path / "m", 0, 8 * len(CHANGES))
+    check(tmp_path / "m", 0, 4 * len(CHANGES))
 
 
 @pytest.mark.slow

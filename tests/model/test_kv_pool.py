@@ -129,6 +129,7 @@ NARROW = SchedulerSettings(max_sequences=8, max_batched_tokens=27, prefill_chunk
 @pytest.mark.parametrize("kv", EIGHT_BIT)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.sample(2)
 def test_no_schedule_changes_a_bit(kv: str, dtype: str, backend: str, tiny: Path) -> None:
     """At once with pages of 16, in chunks under preemption with pages of 7, one after the other with pages of 1."""
     prompts = random_prompts([40, 3, 33, 16, 1, 71], seed=3)

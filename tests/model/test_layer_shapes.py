@@ -182,6 +182,7 @@ def test_logits_are_those_of_dense_attention(directory: Path, prompts: list[list
         pytest.param("cpu", "fp8", 4, CHUNKS, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.sample(2)
 def test_no_schedule_and_no_swap_changes_a_bit(
     directory: Path,
     prompts: list[list[int]],

@@ -67,6 +67,7 @@ def test_rows_of_rms_norm(dtype: torch.dtype, width: int) -> None:
 @each_dtype
 @pytest.mark.parametrize("width", ODD)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.sample(3)
 def test_rows_of_gated(dtype: torch.dtype, width: int, activation: str) -> None:
     check_rows(lambda x: gated(x, ACTIVATIONS[activation]), random(ROWS, 2 * width, dtype=dtype) * 4)
 

@@ -48,6 +48,7 @@ def write(kind: str, directory: Path) -> Path:
         ("kimi-linear", "auto", 4),
     ],
 )
+@pytest.mark.sample(3)
 def test_moved_pages_change_no_bit(
     tiny: Path, tmp_path: Path, kind: str, kv_dtype: str, page_size: int, scheduling: SchedulerSettings | None
 ) -> None:

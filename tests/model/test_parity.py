@@ -176,6 +176,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.sample(3)
 def test_other_shapes(tmp_path: Path, shape: str) -> None:
     directory = write_llama(tmp_path, seed=3, **SHAPES[shape])
     prompts = random_prompts([1, 2, 7, 16, 17, 40], vocabulary=257)

@@ -179,6 +179,7 @@ def shows(directory: Path, prompts: list[list[int]], healthy: Rig, poison: bool,
 
 @pytest.mark.usefixtures("_quiet")
 @pytest.mark.parametrize(("backend", "page_size", "plant"), PLANTS)
+@pytest.mark.sample(3)
 def test_the_harness_catches(
     tiny: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, backend: str, page_size: int, plant: Plant
 ) -> None:

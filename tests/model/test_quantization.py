@@ -218,6 +218,7 @@ def expected(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.sample(2)
 def test_tokens_are_those_of_transformers_with_these_weights(
     name: str, backend: str, shelf: Shelf, expected: Callable[[str], reference.Reference]
 ) -> None:
@@ -385,6 +386,7 @@ print(peak - before, private() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+@pytest.mark.slow
 def test_loading_takes_little_more_than_what_stays(tmp_path: Path) -> None:
     """Memory beside the file itself, which is mapped, is measured. A block of values has 8 MiB in float32.
 

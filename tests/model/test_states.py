@@ -184,6 +184,7 @@ def test_what_ranks_cannot_share_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.sample(4)
 def test_states_come_back_from_the_host(directory: Path, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small pool, whose evicted checkpoints go to the host: the prompts go on from there, with the same bits."""
     always_swap(monkeypatch)

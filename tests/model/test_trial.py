@@ -115,6 +115,7 @@ def test_sentence_pieces_are_let_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.sample(4)
 def test_a_tokenizer_out_of_proportion_to_its_texts_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

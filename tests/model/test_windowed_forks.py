@@ -49,6 +49,7 @@ def plain(windowed: Path) -> Rig:
     ],
     ids=["together", "page of 1", "page of 7, no prefix cache", "chunked, few rows", "small pool"],
 )
+@pytest.mark.sample(2)
 def test_nothing_that_is_shared_changes_a_token(windowed: Path, plain: Rig, kind: dict[str, Any]) -> None:
     rig = run(windowed, **kind)
     found = {key: result.tokens for key, result in rig.results.items()}

@@ -59,6 +59,7 @@ def test_tokens_are_those_of_transformers(expected: tuple[list[list[int]], Rig])
     ("page_size", "scheduling", "prefix_cache"),
     [(4, CHUNKS, True), (16, CHUNKS, True), (16, SMALL, True), (1, SMALL, True), (4, SMALL, False)],
 )
+@pytest.mark.sample(3)
 def test_no_schedule_changes_a_bit(
     windowed: Path,
     prompts: list[list[int]],

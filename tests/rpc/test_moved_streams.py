@@ -126,6 +126,7 @@ async def finished(target: Node, source: Node, emitted: dict[int, tuple[int, ...
 
 @pytest.mark.parametrize("layout", [LAYOUT, WINDOWS], ids=["one group", "windows"])
 @pytest.mark.parametrize("tokens", [1, 7, 30])
+@pytest.mark.sample(2)
 async def test_a_stream_goes_on_with_its_pages(tmp_path: Path, tokens: int, layout: KVLayout) -> None:
     async with node(tmp_path / "a", layout) as source, node(tmp_path / "b", layout) as target:
         emitted = await started(source, tokens)

@@ -393,5 +393,6 @@ def exchanged_page_is_not_told(real):
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.sample(2)
 def test_harness_catches(name, monkeypatch):
     assert caught(FAULTS[name], monkeypatch)

@@ -261,5 +261,6 @@ def a_hypothesis_goes_on_in_its_sibling_s_slot(real):
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.sample(2)
 def test_harness_catches(name, monkeypatch):
     assert caught(FAULTS[name], monkeypatch)

@@ -239,5 +239,6 @@ def a_page_that_was_computed_again_is_not_found_again(real):
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.sample(2)
 def test_harness_catches(name, monkeypatch):
     assert caught(FAULTS[name], monkeypatch)

@@ -245,6 +245,7 @@ def test_a_reset_forgets_what_left_a_window_too():
 
 @layouts
 @depths
+@pytest.mark.sample(2)
 def test_the_cache_changes_no_token(windows, depth):
     stems = [LONG[:17], (*LONG[:12], 3, 3), LONG, LONGER[:30], (*LONGER[:16], 1)]
     come = [arrival(i, stems[i % 5], turn=2 * i, max_tokens=3 + 5 * (i % 3)) for i in range(1, 13)]

@@ -45,6 +45,7 @@ def same(rig: Rig, places: dict[int, int], together: Answer) -> None:
 
 
 @each_part
+@pytest.mark.sample(2)
 def test_tokens_and_logprobs_are_those_of_transformers(case: Case, shelf: Shelf) -> None:
     compare(shelf.answer(case), shelf.reference(case))
 

@@ -30,7 +30,7 @@ MODULE = "tests.model.gguf.hostile"
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
 def test_mutated_files_are_served_or_refused(tmp_path: Path) -> None:
-    check(tmp_path / "m", 0, 60, MODULE)
+    check(tmp_path / "m", 0, 30, MODULE)
 
 
 @pytest.mark.slow

@@ -55,6 +55,7 @@ def near(rig: Rig, one: Rig) -> None:
 
 
 @each
+@pytest.mark.sample(2)
 def test_two_ranks(case: Case, shelf: Shelf) -> None:
     directory = shelf.checkpoint(case)
     near(run(directory, 2), run(directory, 1))
@@ -85,6 +86,7 @@ def test_some_of_the_slow_ones(kind: str, ranks: int, backend: str, shelf: Shelf
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral", "opt-post-norm", "gemma2", "olmo2"])
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.sample(3)
 def test_ranks_that_share_no_memory_have_the_same_bits(kind: str, backend: str, shelf: Shelf) -> None:
     directory = shelf.checkpoint(BY_NAME[kind])
     here, apart = (run(directory, 2, backend=backend, apart=apart) for apart in (False, True))

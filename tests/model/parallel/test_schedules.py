@@ -58,6 +58,7 @@ RECURRENT = ["qwen3.5", "kimi-linear", "nemotron-h", "lfm2"]
 
 @pytest.mark.parametrize("name", ["chunks of 5, few rows", "two steps in flight", "computed again"])
 @pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.sample(3)
 def test_recurrent_states(kind: str, name: str, shelf: Shelf) -> None:
     directory = shelf.checkpoint(BY_NAME[kind])
     same(run(directory, 2, **SCHEDULES[name]), run(directory, 2))

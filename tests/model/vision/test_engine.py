@@ -54,6 +54,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 @each
+@pytest.mark.sample(3)
 def test_tokens_are_those_of_transformers_in_one_mixed_batch(case: Case, seen: Any) -> None:
     rig = run(seen(case))
     assert rig.scheduler.stats().images_encoded == len(SIZES), "one call for each content"
@@ -61,6 +62,7 @@ def test_tokens_are_those_of_transformers_in_one_mixed_batch(case: Case, seen: A
 
 @each
 @few("name", SCHEDULES, ["page of 7", "pipelined"])
+@pytest.mark.sample(3)
 def test_any_schedule_gives_the_same_bits(case: Case, name: str, seen: Any) -> None:
     one = seen(case)
     together, other = run(one), run(one, **SCHEDULES[name])

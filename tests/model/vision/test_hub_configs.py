@@ -129,6 +129,7 @@ def test_config_is_read_as_transformers_does(published: Published, whole: Made) 
 
 
 @one_of_each(lambda published: (published.images, published.config["vision_config"], published.processor))
+@pytest.mark.sample(2)
 def test_pixels_are_those_of_transformers(published: Published, whole: Made) -> None:
     directory = whole(published)
     inputs, theirs = load_inputs(directory), image_processor(directory)

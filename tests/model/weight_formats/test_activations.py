@@ -83,6 +83,7 @@ def twins(case: str, recipe: Recipe, shelf: Shelf, root: Path) -> tuple[Path, Pa
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample(3)
 def test_bits_are_those_of_rounded_rows_and_plain_weights(name: str, shelf: Shelf, tmp_path: Path) -> None:
     case, recipe, ranks = CASES[name]
     compressed, plain = twins(case, recipe, shelf, tmp_path)

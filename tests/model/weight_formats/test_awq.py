@@ -136,12 +136,14 @@ def test_harness_catches(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @few("ranks", [1, 2], [1])
 @pytest.mark.parametrize("case", SCHEMES)
+@pytest.mark.sample(3)
 def test_bits_are_those_of_the_plain_weights(case: str, ranks: int, shelf: Shelf, tmp_path: Path) -> None:
     quantized, plain = twins_of(case, shelf, tmp_path)
     assert bits(quantized, ranks) == bits(plain, ranks)
 
 
 @pytest.mark.parametrize("case", SCHEMES)
+@pytest.mark.sample(4)
 def test_ids_are_those_of_transformers(case: str, shelf: Shelf, tmp_path: Path) -> None:
     quantized, plain = twins_of(case, shelf, tmp_path)
     compare(ask(quantized, FEW), reference.read(plain, PROMPTS, FEW))

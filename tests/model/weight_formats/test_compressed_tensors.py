@@ -91,6 +91,7 @@ def twins(case: str, recipes: Sequence[Recipe], shelf: Shelf, root: Path) -> tup
 
 @few("ranks", [1, 2], [1])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample(3)
 def test_bits_are_those_of_the_plain_weights(name: str, ranks: int, shelf: Shelf, tmp_path: Path) -> None:
     compressed, plain = twins(*CASES[name], shelf, tmp_path)
     assert bits(compressed, ranks) == bits(plain, ranks)

@@ -118,6 +118,7 @@ def twins(case: str, writer: Writer, shelf: Shelf, root: Path) -> tuple[Path, Pa
 
 @few("ranks", [1, 2], [1])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample(3)
 def test_bits_are_those_of_the_plain_weights(name: str, ranks: int, shelf: Shelf, tmp_path: Path) -> None:
     fp8, plain = twins(*CASES[name], shelf, tmp_path)
     assert bits(fp8, ranks) == bits(plain, ranks)

@@ -161,6 +161,7 @@ def test_bits_are_those_of_the_plain_weights(case: str, ranks: int, shelf: Shelf
 
 
 @pytest.mark.parametrize("case", SCHEMES)
+@pytest.mark.sample(4)
 def test_ids_are_those_of_transformers(case: str, shelf: Shelf, tmp_path: Path) -> None:
     quantized, plain = twins_of(case, shelf, tmp_path)
     compare(ask(quantized, FEW), reference.read(plain, PROMPTS, FEW))

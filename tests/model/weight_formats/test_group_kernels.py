@@ -57,6 +57,7 @@ def test_logits_are_near_those_of_the_plain_weights(
 
 @pytest.mark.parametrize(("form", "case", "scheme"), CASES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.sample(3)
 def test_no_schedule_changes_a_bit(
     form: str, case: str, scheme: Scheme, dtype: str, shelf: Shelf, tmp_path: Path
 ) -> None:

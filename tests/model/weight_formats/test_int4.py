@@ -150,6 +150,7 @@ def logits(directory: Path, backend: str, quantization: str | None, **kind: int)
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("case", [*CASES, "gemma", "opt", "opt-post-norm"])
+@pytest.mark.sample(2)
 def test_logits_are_those_of_what_4_bits_stand_for(case: str, backend: str, shelf: Shelf, tmp_path: Path) -> None:
     source, twin = plain_twin(case, shelf, tmp_path)
     for found, expected in zip(logits(source, backend, "int4"), logits(twin, "reference", None), strict=True):
