@@ -21,7 +21,7 @@ from tests.support.processes import tree, wait_until
 from tests.support.prometheus import Prometheus, needs_prometheus, running_prometheus
 from tests.support.server import RunningServer, running_alone, stream_request
 
-pytestmark = needs_prometheus
+pytestmark = [needs_prometheus, pytest.mark.slow]
 RULES = DEPLOY / "prometheus/rules"
 WINDOW = "1m"  # for $__rate_interval: longer than all that happens here
 ENGINE = "rpc.engines.engine_process"
@@ -111,7 +111,6 @@ def with_variables(expression: str) -> str:
     return expression.replace("$model_name", "quire-.*").replace("$__rate_interval", WINDOW)
 
 
-@pytest.mark.slow
 def test_every_panel_has_data(watched: Watched) -> None:
     pages = [json.loads(path.read_text()) for path in PLACE.glob("*.json")]
     panels = [target["expr"] for page in pages for panel in page["panels"] for target in panel.get("targets", ())]
@@ -122,7 +121,6 @@ def test_every_panel_has_data(watched: Watched) -> None:
     assert without_data(watched.prometheus, sorted(expressions)) == {}
 
 
-@pytest.mark.slow
 def test_every_rule_has_data(watched: Watched) -> None:
     """An alert's data are what it compares."""
     expressions = []

@@ -180,12 +180,12 @@ HARDEST = BY_NAME["preempted, chunks, two in flight"]
 # Schedules change what an engine computes, the place how it is told: tests/model/test_parity.py has all schedules.
 PLACES = [
     ("thread", HARDEST.name),
-    ("process", "together"),
     ("process", HARDEST.name),
     ("ray", "together"),
     *(
         pytest.param("process", name, marks=pytest.mark.slow)
         for name in (
+            "together",
             "pages of 1",
             "two steps in flight",
             "reversed",
@@ -199,7 +199,6 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("mode", "name"), PLACES)
-@pytest.mark.sample(2)
 def test_no_place_and_no_schedule_changes_a_bit(tiny: Path, reference: Tokens, mode: str, name: str) -> None:
     schedule = BY_NAME[name]
     members = SOME if schedule.preempts else ALL  # the fewer run at once, the longer it takes

@@ -80,7 +80,7 @@ def serving(mode: str, *flags: str, forked: bool = False) -> Iterator[Serving]:
         yield Serving(mode, server, place)
 
 
-@pytest.fixture(scope="module", params=["process", "ray"])
+@pytest.fixture(scope="module", params=["process", pytest.param("ray", marks=pytest.mark.slow)])
 def shared(request: pytest.FixtureRequest) -> Iterator[Serving]:
     """For the tests that leave their server as it was."""
     with serving(request.param, "--poison-freed-pages", "--kv-cache-memory", "128MiB") as running:

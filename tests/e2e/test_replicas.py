@@ -83,7 +83,7 @@ def test_requests_that_start_alike_go_to_the_same_replica(server: RunningServer)
             assert found == [0, 192, 192]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_streams_of_a_lost_engine_go_on(server: RunningServer, expected: list[dict], how: int) -> None:
     wait_until(lambda: all_serve(server), "all replicas")
     process = client(server)

@@ -140,6 +140,7 @@ def test_half_precision_has_the_same_bits_under_any_schedule(case: Case, shelf: 
 
 
 @each_part
+@pytest.mark.sample(2)
 def test_outputs_do_not_collapse(case: Case, shelf: Shelf) -> None:
     varied = [len(set(ids)) >= 8 for ids in shelf.reference(case).ids]
     assert sum(varied) >= 0.75 * len(varied)

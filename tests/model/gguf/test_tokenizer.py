@@ -197,6 +197,7 @@ def test_ways_to_cut_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CUTTINGS)
+@pytest.mark.sample(3)
 def test_each_way_to_cut_is_served(name: str, tmp_path: Path) -> None:
     made = hub_tokenizer(*HUB["gpt-2"])
     path = write_bpe(tmp_path / "model.gguf", made, name)

@@ -29,6 +29,7 @@ def near(ours: torch.Tensor, theirs: torch.Tensor, off: float = NEAR) -> bool:
 
 
 @each_case
+@pytest.mark.sample(3)
 def test_features_are_those_of_transformers(case: Case, shelf: Shelf) -> None:
     for seed, size in enumerate(SIZES):
         image = picture(*size, seed)

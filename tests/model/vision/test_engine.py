@@ -70,6 +70,7 @@ def test_any_schedule_gives_the_same_bits(case: Case, name: str, seen: Any) -> N
 
 
 @pytest.mark.parametrize("case", CAUSAL, ids=str)
+@pytest.mark.sample(4)
 def test_chunks_may_end_in_an_image(case: Case, seen: Any) -> None:
     run(seen(case), settings=replace(STEPS, prefill_chunk=8))
 

@@ -92,6 +92,7 @@ def test_bits_are_those_of_rounded_rows_and_plain_weights(name: str, shelf: Shel
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("recipe", [W8A8, FP8_BLOCKS], ids=["W8A8", "FP8 blocks"])
+@pytest.mark.sample(3)
 def test_alone_is_as_in_a_batch(recipe: Recipe, dtype: str, shelf: Shelf, tmp_path: Path) -> None:
     compressed, _ = twins("llama-biases", recipe, shelf, tmp_path)
     rigs = [

@@ -155,6 +155,7 @@ def test_harness_catches(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @few("ranks", [1, 2], [1])
 @pytest.mark.parametrize("case", SCHEMES)
+@pytest.mark.sample(2)
 def test_bits_are_those_of_the_plain_weights(case: str, ranks: int, shelf: Shelf, tmp_path: Path) -> None:
     quantized, plain = twins_of(case, shelf, tmp_path)
     assert bits(quantized, ranks) == bits(plain, ranks)

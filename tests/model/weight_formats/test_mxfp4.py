@@ -84,6 +84,7 @@ def twins(shelf: Shelf, root: Path, case: str = "mixtral", **options: object) ->
 
 @pytest.mark.parametrize("case", ["mixtral", "gpt-oss"])
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.sample(2)
 def test_bits_are_those_of_the_plain_weights(ranks: int, case: str, shelf: Shelf, tmp_path: Path) -> None:
     mxfp4, plain = twins(shelf, tmp_path, case)
     assert bits(mxfp4, ranks) == bits(plain, ranks)

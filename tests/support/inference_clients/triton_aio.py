@@ -45,8 +45,11 @@ async def cancelled(client, model):
             yield request(model, number, max_tokens="900")
         await asyncio.sleep(60)
 
-    answers = client.stream_infer(requests())
-    await answers.__anext__()
+    answers, answered = client.stream_infer(requests()), set()
+    while len(answered) < 3:
+        result, error = await anext(answers)
+        assert error is None, error
+        answered.add(result.get_response().id)
     return answers.cancel()
 
 

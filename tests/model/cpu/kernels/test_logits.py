@@ -72,6 +72,7 @@ def drawn_from_top(ops: LogitOps, logits: Tensor, top_k: int, top_p: float, n: i
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.9), (0, 0.999), (50, 1.0), (50, 0.9), (1, 1.0), (5000, 0.9)])
 @pytest.mark.parametrize("spread", [8.0, 3.0, 0.3])
+@pytest.mark.sample(3)
 def test_draws_from_the_top_are_those_of_torch(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, top_k: int, top_p: float, spread: float
 ) -> None:
