@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from bench.peers.gguf_parts import PARTS, Config, Hybrid, Named, Parts
 
-IN_FLOAT = ("ssm_conv1d",)  # matrices that llama.cpp reads in float32
+IN_FLOAT = ("ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm")  # matrices that llama.cpp reads in float32
 
 
 def convert(model: Path, out: Path) -> None:

@@ -125,15 +125,61 @@ class Hybrid:
             yield f"{names[name]}.weight", values + 1 if name.endswith(("layernorm", "_norm")) else values
 
 
+@dataclass(frozen=True, slots=True)
+class StateSpaceHybrid:
+    """Granite 4 hybrid: state-space mixers, attention in some layers, one MLP of all tokens."""
+
+    name: str = "granitehybrid"
+
+    def write_config(self, writer: GGUFWriter, config: Config) -> None:
+        dim, kinds = config["head_dim"], config["layer_types"]
+        _write_heads(
+            writer, [config["num_key_value_heads"] if kind == "attention" else 0 for kind in kinds], dim, dim, dim
+        )
+        heads = config["mamba_n_heads"]
+        writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+        writer.add_ssm_inner_size(heads * config["mamba_d_head"])
+        writer.add_ssm_state_size(config["mamba_d_state"])
+        writer.add_ssm_time_step_rank(heads)
+        writer.add_ssm_group_count(config["mamba_n_groups"])
+        writer.add_rope_scaling_finetuned(config["position_embedding_type"] != "nope")
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+
+    def named(self, part: str, values: np.ndarray, config: Config) -> Named:
+        names = COMMON | {
+            "mamba.in_proj": "ssm_in", "mamba.out_proj": "ssm_out", "shared_mlp.output_linear": "ffn_down",
+        }  # fmt: skip
+        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+        name = part.removesuffix(".weight")
+        if name == "shared_mlp.input_linear":
+            for own, half in zip(("ffn_gate", "ffn_up"), np.split(values, 2), strict=True):
+                yield f"{own}.weight", half
+        elif name in ("mamba.A_log", "mamba.D"):
+            yield ("ssm_d", values[:, None]) if name.endswith("D") else ("ssm_a", -np.exp(values)[:, None])
+        elif name in ("mamba.dt_bias", "mamba.conv1d.bias"):
+            yield "ssm_dt.bias" if name.endswith("dt_bias") else "ssm_conv1d.bias", values
+        elif name == "mamba.conv1d":
+            yield "ssm_conv1d.weight", values[:, 0]
+        elif name == "mamba.norm":
+            yield "ssm_norm.weight", values.reshape(config["mamba_n_groups"], -1)
+        else:
+            turned = heads.get(name.split(".")[-1])
+            yield f"{names[name]}.weight", values if turned is None else interleaved(values, turned)
+
+
 PARTS: dict[str, Parts] = {
     "LlamaForCausalLM": Heads("llama", halves=True),
     "Qwen3ForCausalLM": Heads("qwen3", halves=False),
     "DeepseekV3ForCausalLM": Latent(),
     "Qwen3_5ForCausalLM": Hybrid(),
+    "GraniteMoeHybridForCausalLM": StateSpaceHybrid(),
 }
 
 
-def _write_heads(writer: GGUFWriter, kv_heads: int, key: int, value: int, rotated: int) -> None:
+def _write_heads(writer: GGUFWriter, kv_heads: int | list[int], key: int, value: int, rotated: int) -> None:
     writer.add_head_count_kv(kv_heads)
     writer.add_key_length(key)
     writer.add_value_length(value)

@@ -16,13 +16,17 @@ def make(directory: Path, name: str) -> Path:
     place = directory / name
     if not (place / "model.safetensors").exists():
         place.mkdir(parents=True, exist_ok=True)
-        vocabulary = MODELS[name]["vocab_size"]
-        tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocabulary)}, "w0"))
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        tokenizer.decoder = decoders.WordPiece(prefix="##")
-        tokenizer.save(str(place / "tokenizer.json"))
+        write_tokenizer(place, MODELS[name]["vocab_size"])
         write_model(place, MODELS[name])  # last, so that a directory with weights is complete
     return place
+
+
+def write_tokenizer(directory: Path, vocabulary: int) -> None:
+    """Writes a tokenizer of one word an id, of as many as `vocabulary` says."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocabulary)}, "w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.save(str(directory / "tokenizer.json"))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,10 @@ from model.errors import CheckpointError
 
 START_SECONDS, RUN_SECONDS = 600, 600
 
-KV_TOKENS = {"llama-135m": 40_960, "qwen3-0.6b": 16_384, "qwen3.5-0.8b": 40_960, "deepseek-0.5b": 16_384}
+KV_TOKENS = {
+    "llama-135m": 40_960, "qwen3-0.6b": 16_384, "qwen3.5-0.8b": 40_960, "granite-4-h-350m": 40_960,
+    "deepseek-0.5b": 16_384,
+}  # fmt: skip
 """Tokens of each engine's KV cache by model; all caches and weights are in memory at once."""
 
 
