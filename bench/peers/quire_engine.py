@@ -25,11 +25,18 @@ from scheduler.events import StepOutputs, Submit
 from scheduler.request import Request
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
+SEQUENCES = 32  # as many as any workload has at once
+
 
 def kv_memory(model: str, tokens: int) -> int:
-    """Returns the bytes of a KV cache for `tokens` tokens."""
+    """Returns the bytes of a KV cache for `tokens` tokens, and of the recurrent states of all sequences at once.
+
+    A sequence has a state that it works on and a checkpoint of another. llama.cpp has memory of its own for states.
+    """
     config = read_config(Path(model))
-    return tokens * config.kv_layout(16, config.dtype).token_bytes
+    layout = config.kv_layout(16, config.dtype)
+    states = 0 if layout.states is None else 2 * layout.states.pages * layout.page_bytes
+    return tokens * layout.token_bytes + SEQUENCES * states
 
 
 class QuireEngine:
@@ -40,7 +47,7 @@ class QuireEngine:
         self._outputs = queue.SimpleQueue[tuple[float, StepOutputs]]()
         config = EngineConfig(
             model=ModelSettings(model, quantization=quantization, kv_cache_memory=kv_memory(model, int(kv_tokens))),
-            scheduler=SchedulerSettings(max_batched_tokens=2048, max_sequences=32),
+            scheduler=SchedulerSettings(max_batched_tokens=2048, max_sequences=SEQUENCES),
             queue=NO_QUEUE_LIMITS,
         )
         self._engine = assemble(config).engine(lambda outputs: self._outputs.put((time.perf_counter(), outputs)))

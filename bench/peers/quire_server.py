@@ -13,7 +13,7 @@ from grpc import aio
 from quire.v1 import generation_service_pb2 as pb
 from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
-from bench.peers.quire_engine import kv_memory
+from bench.peers.quire_engine import SEQUENCES, kv_memory
 from bench.peers.worker import Trace, serve
 from bench.peers.workloads import PeerRequest, Workload
 from bench.serving import started
@@ -28,7 +28,7 @@ class QuireServer:
         self._life = ExitStack()
         memory = str(kv_memory(model, int(kv_tokens)))
         flags = (
-            "--max-batched-tokens", "2048", "--max-sequences", "32", "--max-queue-time", "600",
+            "--max-batched-tokens", "2048", "--max-sequences", str(SEQUENCES), "--max-queue-time", "600",
             "--kv-cache-memory", memory, *(() if quantization is None else ("--quantization", quantization)),
         )  # fmt: skip
         self._address = self._life.enter_context(started("--model", model, *flags)).address

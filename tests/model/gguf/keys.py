@@ -17,6 +17,9 @@ def write_delta_net(c: Config, w: GGUFWriter) -> None:
     w.add_ssm_group_count(c["linear_num_key_heads"])
     w.add_ssm_time_step_rank(c["linear_num_value_heads"])
     w.add_ssm_inner_size(c["linear_value_head_dim"] * c["linear_num_value_heads"])
+    if w.arch.startswith("qwen35"):
+        pairs = int(c["head_dim"] * c["rope_parameters"]["partial_rotary_factor"]) // 2
+        w.add_rope_dimension_sections([*((pairs + 2 - axis) // 3 for axis in range(3)), 0])
     recurrent = [kind == "linear_attention" for kind in c["layer_types"]]
     w.add_array(f"{w.arch}.attention.recurrent_layers", recurrent)
     w.add_full_attention_interval(4)

@@ -88,6 +88,7 @@ def write_config(c: Config, w: GGUFWriter, layers: int, tensors: Mapping[str, Ar
     w.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     if "conv_kernel" in c:
         w.add_layer_norm_rms_eps(c["layer_norm_epsilon"])
+        w.add_layer_norm_eps(c["layer_norm_epsilon"])
     elif "rms_norm_eps" in c:
         w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     elif "norm_eps" not in c:
@@ -110,7 +111,9 @@ def write_config(c: Config, w: GGUFWriter, layers: int, tensors: Mapping[str, Ar
         w.add_uint32(f"{arch}.attention.sliding_window_pattern", c["sliding_window_pattern"])
     if (part := rope.get("partial_rotary_factor")) and arch not in ("deepseek2", "gemma4"):
         w.add_rope_dimension_count(int(part * (c.get("head_dim") or hidden // heads)))
-    if experts := said(c, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
+    if arch != "nemotron_h" and (
+        experts := said(c, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    ):
         w.add_expert_count(experts)
         w.add_expert_used_count(said(c, "num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts"))
     of_one = "intermediate_size" if arch in ("gpt-oss", "llama4", "minimax-m2") else "moe_intermediate_size"

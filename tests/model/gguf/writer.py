@@ -285,8 +285,10 @@ class Conversion:
         added = {token["content"] for token in self.vocabulary["added_tokens"]}
         w.add_tokenizer_model("gpt2")
         w.add_tokenizer_pre("gpt-2")
-        w.add_token_list(tokens)
-        w.add_token_types([TokenType.CONTROL if token in added else TokenType.NORMAL for token in tokens])
+        kinds = [TokenType.CONTROL if token in added else TokenType.NORMAL for token in tokens]
+        unused = [f"[PAD{i}]" for i in range(len(tokens), self.config["vocab_size"])]
+        w.add_token_list([*tokens, *unused])
+        w.add_token_types([*kinds, *[TokenType.UNUSED] * len(unused)])
         w.add_token_merges([" ".join(merge) for merge in model["merges"]])
         w.add_eos_token_id(0)
 
