@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -17,6 +18,7 @@ from model.decoder import Decoder
 from model.forward import Model
 from model.gpu.attention_backend import TritonAttention, why_not
 from model.gpu.draws import prepare_draws, start_draws
+from model.gpu.float8_product import Float8Product, can_multiply
 from model.gpu.graphs import CudaRecorder, GraphDecoder
 from model.gpu.graphs import why_not as why_no_graphs
 from model.gpu.group_linear import GroupProduct
@@ -25,7 +27,8 @@ from model.gpu.sampler import GpuOps
 from model.gpu.states import why_not as why_no_states
 from model.sampling.sampler import LogitOps, Starter
 from model.settings import ModelSettings
-from model.weight_formats.format import WeightFormat
+from model.weight_formats.activations import RoundedFormat, RoundedProduct, RowRounding
+from model.weight_formats.format import MadeProduct, WeightFormat
 from model.weight_formats.groups import GroupFormat, NotGrouped
 from model.weight_formats.scratch import Scratch
 from model.weight_formats.stored import StoredWeight
@@ -75,13 +78,29 @@ class TritonBackend:
         bias: Tensor | None,
         dtype: torch.dtype,
         gated: bool,  # noqa: ARG002
-    ) -> GroupProduct | None:
-        if not isinstance(weight_format, GroupFormat):
-            return None
+    ) -> MadeProduct | None:
         try:
-            return GroupProduct(weight_format, weights, bias, dtype, self.scratch, self.device)
+            if isinstance(weight_format, GroupFormat):
+                return GroupProduct(weight_format, weights, bias, dtype, self.scratch, self.device)
+            if isinstance(weight_format, RoundedFormat) and isinstance(weight_format.weights, GroupFormat):
+                return weight_format.joined(weights, bias, partial(self._rounded, weight_format.weights, dtype))
         except NotGrouped:  # as parts of a GGUF file may be: torch multiplies
             return None
+        return None
+
+    def _rounded(
+        self,
+        form: GroupFormat,
+        dtype: torch.dtype,
+        rounding: RowRounding,
+        weights: Sequence[StoredWeight],
+        bias: Tensor | None,
+    ) -> Float8Product | RoundedProduct:
+        """Makes a product whose rows are rounded."""
+        product = GroupProduct(form, weights, bias, dtype, self.scratch, self.device)
+        if can_multiply(rounding, product, self.device):
+            return Float8Product(rounding, product)
+        return RoundedProduct(rounding, product)
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> TritonAttention:
         made = TritonAttention(

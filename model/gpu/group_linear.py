@@ -40,6 +40,7 @@ TILE_ROWS, TILE_OUTPUTS, WARPS, STAGES = 16, 32, 4, 6
 Not measured on a device yet. 16 rows are the fewest of a matrix product. With 32 outputs, 4,096 of them are 128
 programs, about one for each multiprocessor of a large GPU. Stages have 2 KB of weights each.
 """
+FLOAT8_TOGETHER = 16  # inputs and outputs of a product in float8 are multiples of it
 KINDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -235,11 +236,45 @@ class GroupProduct:
         self._format = _stored_format(levels, device)
         self._table = None if levels.are_integers else torch.tensor(levels.numbers, device=device)
         self._block = block_outputs(self._inputs)
+        self._one = torch.ones((), device=device)
         scratch.reserve(min(self._block, max(part.outputs for part in self._parts)) * self._inputs)
 
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self._parts)
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether weights are in float8 with one scale an output, in sizes that `torch._scaled_mm` takes."""
+        return self._inputs % FLOAT8_TOGETHER == 0 and all(
+            part.levels == E4M3
+            and part.scales.groups == 1
+            and part.offsets is None
+            and part.index is None
+            and part.outputs % FLOAT8_TOGETHER == 0
+            for part in self._parts
+        )
+
+    def of_float8(self, x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+        """Multiplies rows in float8, a block of weights at a time.
+
+        Args:
+            x: [rows, in] float8_e4m3fn.
+            scales: Scales of the rows, [rows, 1] or [1, 1] float32.
+            dtype: Dtype of the result.
+
+        Returns:
+            [rows, out].
+        """
+        y, start = torch.empty(len(x), self.outputs, dtype=dtype, device=x.device), 0
+        for part in self._parts:
+            for first in range(0, part.outputs, self._block):
+                groups = part.unpacked(slice(first, min(first + self._block, part.outputs)), self._inputs)
+                weight = groups.values.contiguous().view(torch.float8_e4m3fn)
+                sums = torch._scaled_mm(x, weight.T, self._one, self._one, out_dtype=torch.float32)
+                y[:, start : start + len(weight)] = sums.mul_(scales).mul_(groups.scales.float().T)
+                start += len(weight)
+        return y if self._bias is None else y.add_(self._bias)
 
     def __call__(self, x: Tensor, _: ForwardBatch | None = None) -> Tensor:
         """Multiplies x [rows, in]. Returns [rows, out] in x's dtype."""

@@ -2,10 +2,10 @@
 
 The scale of a row depends on the row alone, or is the checkpoint's. So a row gets the same bits in any batch. The
 product itself is in the model's dtype: rounded rows are scaled back before it, which rounds them to that dtype once
-more. Kernels that multiply integers scale their sums instead.
+more. Kernels that multiply integers, and GPUs that multiply float8, scale their sums instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf, lcm
@@ -46,36 +46,74 @@ class RowRounding:
         width = x.shape[1]
         size = width if self.size is None else self.size
         parts = F.pad(x.float(), (0, -width % size)).unflatten(1, (-1, size))
-        largest = parts.abs().amax(-1, keepdim=True)
-        scale = largest / (LARGEST_E4M3 if self.floating else LARGEST_INT8)
+        return self._rounded(parts, self._scales(parts)).flatten(1)[:, :width].to(x.dtype)
+
+    def in_float8(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Rounds x [rows, in] to float8, for products that scale their sums.
+
+        Returns:
+            The rows, float8_e4m3fn, and their scales, [rows, 1] float32; [1, 1] where the checkpoint has one.
+        """
+        wide = x.float()
+        scales = self._scales(wide) if self.scale is None else torch.full((1, 1), self.scale, device=x.device)
+        return _in_float8(wide / scales), scales
+
+    def _scales(self, parts: Tensor) -> Tensor:
+        """Returns the scale of each part of rows, [..., 1]."""
+        scale = parts.abs().amax(-1, keepdim=True) / (LARGEST_E4M3 if self.floating else LARGEST_INT8)
         # A row of zeros stays one, also where its largest value / 127 is no float32 above 0.
-        scale = torch.where(scale == 0, 1.0, scale)
-        return self._rounded(parts, scale).flatten(1)[:, :width].to(x.dtype)
+        return torch.where(scale == 0, 1.0, scale)
 
     def _rounded(self, x: Tensor, scale: Tensor) -> Tensor:
         """Rounds float32. What is not a number stays so, and shows in the logits."""
         x = x / scale
         if self.floating:
-            x = x.clamp(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn).float()
+            x = _in_float8(x).float()
         else:
             x = x.round().clamp(-LARGEST_INT8 - 1, LARGEST_INT8)
         return x * scale
 
 
-class RoundedProduct:
-    """Products whose rows are rounded, side by side. Each has outputs, and may have a static scale, of its own."""
+def _in_float8(x: Tensor) -> Tensor:
+    return x.clamp(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
 
-    def __init__(self, parts: Sequence[tuple[RowRounding, MadeProduct]]) -> None:
-        self._parts = parts
+
+class RoundedProduct:
+    """A product whose rows are rounded."""
+
+    def __init__(self, rounding: RowRounding, product: MadeProduct) -> None:
+        self._rounding, self._product = rounding, product
 
     @property
     def nbytes(self) -> int:
-        return sum(product.nbytes for _, product in self._parts)
+        return self._product.nbytes
 
     def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         """Multiplies x [rows, in]. Returns [rows, out] in x's dtype."""
-        made = [product(rounding(x), batch) for rounding, product in self._parts]
-        return made[0] if len(made) == 1 else torch.cat(made, dim=1)
+        return self._product(self._rounding(x), batch)
+
+
+class SideBySide:
+    """Products of the same rows, each with outputs of its own.
+
+    Attributes:
+        parts: The products.
+    """
+
+    def __init__(self, parts: Sequence[MadeProduct]) -> None:
+        self.parts = parts
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
+        """Multiplies x [rows, in]. Returns [rows, out] in x's dtype."""
+        return torch.cat([part(x, batch) for part in self.parts], dim=1)
+
+
+Make = Callable[[RowRounding, list[StoredWeight], Tensor | None], MadeProduct]
+"""Makes the product of linears whose rows are rounded alike, with their bias."""
 
 
 class RoundedFormat:
@@ -116,15 +154,28 @@ class RoundedFormat:
 
     def product(
         self, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype, device: torch.device
-    ) -> RoundedProduct:
+    ) -> MadeProduct:
         """Makes a product. Raises as `parts`."""
+
+        def make(rounding: RowRounding, run: list[StoredWeight], own: Tensor | None) -> MadeProduct:
+            return RoundedProduct(rounding, self.weights.product(run, own, dtype, device))
+
+        return self.joined(weights, bias, make)
+
+    def joined(self, weights: Sequence[StoredWeight], bias: Tensor | None, make: Make) -> MadeProduct:
+        """Makes a product of its parts. Raises as `parts`.
+
+        Args:
+            weights: See `WeightFormat.product`.
+            bias: Bias of all outputs.
+            make: Makes a part.
+        """
         parts, start = [], 0
         for rounding, run in self.parts(weights):
             stop = start + sum(weight.outputs for weight in run)
-            own = None if bias is None else bias[start:stop]
-            parts.append((rounding, self.weights.product(run, own, dtype, device)))
+            parts.append(make(rounding, run, None if bias is None else bias[start:stop]))
             start = stop
-        return RoundedProduct(parts)
+        return parts[0] if len(parts) == 1 else SideBySide(parts)
 
     def parts(self, weights: Sequence[StoredWeight]) -> list[tuple[RowRounding, list[StoredWeight]]]:
         """Returns the parts of a product whose rows are rounded alike: neighbours with the same scale.
