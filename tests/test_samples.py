@@ -1,6 +1,7 @@
-"""`sample(n)` leaves each n-th case of a test in `make test`, of those that no other mark leaves out."""
+"""`sample(n)` leaves about each n-th case of a test in `make test`, of those that no other mark leaves out."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ from tests.support.marks import mark_beyond_samples
 
 
 class Item:
-    """What is asked of a collected test."""
+    """What is asked of a collected test. indices: of its arguments."""
 
-    def __init__(self, name: str, *marks: pytest.Mark) -> None:
+    def __init__(self, name: str, indices: dict[str, int], *marks: pytest.Mark) -> None:
         self.name, self.path, self.marks = name, Path("test_one.py"), list(marks)
+        self.callspec = SimpleNamespace(indices=indices)
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
         return next((mark for mark in self.marks if mark.name == name), None)
@@ -21,10 +23,25 @@ class Item:
         self.marks.append(mark.mark)
 
 
-def test_each_second_of_those_that_are_not_slow_is_left() -> None:
-    second, slow = pytest.mark.sample(2).mark, pytest.mark.slow.mark
-    items: list[Any] = [Item(f"test_a[{i}]", second, *[slow] * (i % 2)) for i in range(8)]
-    items += [Item(f"test_b[{i}]") for i in range(3)]
+def left(items: list[Any]) -> list[str]:
     mark_beyond_samples(items)
-    left = [item.name for item in items if item.get_closest_marker("slow") is None]
-    assert left == ["test_a[0]", "test_a[4]", "test_b[0]", "test_b[1]", "test_b[2]"]
+    return [item.name for item in items if item.get_closest_marker("slow") is None]
+
+
+SECOND, SLOW = pytest.mark.sample(2).mark, pytest.mark.slow.mark
+
+
+def test_each_second_case_is_left() -> None:
+    items = [Item(f"test_a[{i}]", {"one": i, "other": i}, SECOND) for i in range(5)]
+    items += [Item(f"test_b[{i}]", {"one": i}) for i in range(2)]
+    assert left(items) == ["test_a[0]", "test_a[2]", "test_a[4]", "test_b[0]", "test_b[1]"]
+
+
+def test_each_value_of_each_parameter_is_left() -> None:
+    items = [Item(f"test_a[{i}-{j}]", {"row": i, "column": j}, SECOND) for i in range(3) for j in range(2)]
+    assert left(items) == ["test_a[0-0]", "test_a[1-1]", "test_a[2-0]"]
+
+
+def test_of_cases_that_are_slow_already_none_counts_and_one_is_always_left() -> None:
+    items = [Item(f"test_a[{i}]", {"one": i}, SECOND, *[SLOW] * (i % 2 == 0)) for i in range(4)]
+    assert left(items) == ["test_a[1]"]

@@ -27,7 +27,7 @@ def convert(model: Path, out: Path) -> None:
     _write_tokenizer(writer, config["vocab_size"])
     for name, tensor in load_file(model / "model.safetensors").items():
         for full, values in _named(parts, name, tensor.float().numpy(), config):
-            if values.ndim == 1 or any(part in full for part in IN_FLOAT):
+            if values.ndim == 1 or not set(IN_FLOAT).isdisjoint(full.split(".")):
                 writer.add_tensor(full, np.ascontiguousarray(values))
                 continue
             content = gguf.quants.quantize(np.ascontiguousarray(values), GGMLQuantizationType.BF16)

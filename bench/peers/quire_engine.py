@@ -31,12 +31,11 @@ SEQUENCES = 32  # as many as any workload has at once
 def kv_memory(model: str, tokens: int) -> int:
     """Returns the bytes of a KV cache for `tokens` tokens, and of the recurrent states of all sequences at once.
 
-    A sequence has a state that it works on and a checkpoint of another. llama.cpp has memory of its own for states.
+    Each sequence needs two states: the current one and one checkpoint. llama.cpp has memory of its own for states.
     """
     config = read_config(Path(model))
     layout = config.kv_layout(16, config.dtype)
-    states = 0 if layout.states is None else 2 * layout.states.pages * layout.page_bytes
-    return tokens * layout.token_bytes + SEQUENCES * states
+    return tokens * layout.token_bytes + SEQUENCES * 2 * layout.states.pages * layout.page_bytes
 
 
 class QuireEngine:

@@ -71,7 +71,7 @@ def _mixer(config: ModelConfig, of: Tensors, number: int) -> KimiDelta | LatentA
 
 
 def _rates(gate: Tensors, heads: int) -> Tensor:
-    """Loads how fast each head forgets, [heads] float32; GGUF files have it below 0, config.json's as a logarithm."""
+    """Loads decay rates, [heads] float32. GGUF files store -exp(A_log), the Hub's checkpoints A_log."""
     return (
         -gate.floats("ssm_a", heads) if "ssm_a" in gate else torch.exp(gate.floats("A_log", 1, 1, heads, 1)).flatten()
     )

@@ -20,11 +20,11 @@ UNREAD = (
     "expert_group_count", "interleave_moe_layer_step",
 )  # fmt: skip
 """Keys that change what a model computes, in ways that the architectures here do not have."""
-BOUNDS = ("attention.clamp_kqv", "attention.max_alibi_bias", "attention.temperature_length")
-"""Those of them that 0 alone switches off. 1 is a factor or a count that changes nothing."""
 
 SOFTMAX, SIGMOID = 1, 2  # values of 'expert_gating_func'
 WINDOW, EVERY = "attention.sliding_window", "interleave_moe_layer_step"
+ZERO_ALONE = ("attention.clamp_kqv", "attention.max_alibi_bias", "attention.temperature_length", WINDOW)
+"""Keys of `UNREAD`, and windows, that 0 alone switches off. For the others 1 is neutral too."""
 KV_HEADS = "attention.head_count_kv"
 DEEPSEEK = ("expert_weights_scale", "expert_shared_count", "leading_dense_block_count", "expert_group_count")
 GRANITE = ("attention.scale", "embedding_scale", "logit_scale", "residual_scale")
@@ -59,7 +59,7 @@ def check_unread(source: Source) -> None:
     for key in (*UNREAD, WINDOW):
         if key in READ.get(source.prefix, ()) or not source.has(key):
             continue
-        if fields.values.get(f"{source.prefix}.{key}") not in ((0,) if key in BOUNDS else (0, 1)):
+        if fields.values.get(f"{source.prefix}.{key}") not in ((0,) if key in ZERO_ALONE else (0, 1)):
             raise fields.refuse(f"{source.prefix}.{key}", f"which is not supported for {source.prefix}")
 
 

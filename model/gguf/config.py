@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from model.errors import MOST_SHOWN, CheckpointError
-from model.fields import Fields
+from model.fields import MOST, Fields
 from model.gguf.common import KV_HEADS, Values, check_unread
 from model.gguf.families import ARCHITECTURES
 from model.gguf.names import hub_names
@@ -25,7 +25,6 @@ HYBRIDS = (
     "nemotron_h_moe",
 )  # whose layers without attention have no KV heads
 UNATTENDED = ("mamba2",)  # whose layers have no heads at all
-MOST_CONTEXT = 2**20  # Llama 4 Scout's file says 10 million
 METHOD = "gguf"
 """`quant_method` of weights in blocks. No config.json may name it: only files have such weights."""
 
@@ -87,9 +86,12 @@ def _common(source: Source) -> Values:
 
 
 def _context(source: Source) -> int:
-    """Returns the length of contexts, at most `MOST_CONTEXT`: config.json could be lowered, a file cannot."""
+    """Returns the length of contexts, at most `MOST`, the bound of counts.
+
+    Llama 4 Scout's file says 10 million. A config.json could be lowered, a file cannot.
+    """
     fields, key = source.model.metadata.fields, f"{source.prefix}.context_length"
-    return Fields(fields.path, {key: min(fields.get(key, int), MOST_CONTEXT)}).positive(key)
+    return Fields(fields.path, {key: min(fields.get(key, int), MOST)}).positive(key)
 
 
 def _weights(model: GGUFModel, architecture: str) -> Values:

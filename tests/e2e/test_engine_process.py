@@ -180,9 +180,7 @@ LIVES = {
 }
 
 
-@pytest.mark.parametrize(
-    "life", [*list(LIVES)[:2], *(pytest.param(n, marks=pytest.mark.slow) for n in list(LIVES)[2:])]
-)
+@pytest.mark.parametrize("life", list(LIVES))
 @pytest.mark.slow
 def test_dead_engine_is_replaced_and_every_call_goes_on(life: str) -> None:
     mode = "process" if life.startswith("process") else "ray"

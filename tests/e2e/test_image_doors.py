@@ -66,7 +66,7 @@ def answered(seen: Seen, server: RunningServer, folder: Path) -> list[int]:
         return list(server.stub(channel).Generate(pb.GenerateRequest(spec=spec)).sequences[0].token_ids)
 
 
-@pytest.mark.parametrize("own", [pytest.param(True, marks=pytest.mark.slow), False], ids=["own engine", "server"])
+@pytest.mark.parametrize("own", [True, False], ids=["own engine", "server"])
 @pytest.mark.slow
 def test_batch_jobs_read_files_and_base64(
     own: bool, seen: Seen, server: RunningServer, folder: Path, answered: list[int], tmp_path: Path

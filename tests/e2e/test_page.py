@@ -84,7 +84,6 @@ def drawn(browser: Browser) -> str:
     return str(browser.run("return document.querySelector('.map').toDataURL()"))
 
 
-@pytest.mark.slow
 def test_an_operator_gets_in_and_nobody_else(browser: Browser, server: RunningServer) -> None:
     browser.driver.get(server.page)
     browser.wait(lambda: browser.shown("#login"), "the question for a token")

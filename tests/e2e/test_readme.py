@@ -28,7 +28,6 @@ def test_it_is_short_and_says_its_status_at_once() -> None:
         assert "○" in row.split("|")[2], row
 
 
-@pytest.mark.slow
 def test_python_examples_run() -> None:
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(examples) == 3

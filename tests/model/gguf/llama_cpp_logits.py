@@ -8,6 +8,7 @@ import sys
 import llama_cpp as lib
 import numpy as np
 
+NOT_LOADED = 3  # exit code
 CONTEXT = 64  # as short as the original contexts of models whose factors depend on it
 
 
@@ -19,7 +20,7 @@ def main(model: str, ids: str, out: str) -> None:
     options.n_gpu_layers = 0
     loaded = lib.llama_model_load_from_file(model.encode(), options)
     if not loaded:
-        sys.exit("llama.cpp does not load it")
+        sys.exit(NOT_LOADED)
     settings = lib.llama_context_default_params()
     settings.n_ctx = settings.n_batch = CONTEXT
     settings.type_k = settings.type_v = 0  # float32

@@ -25,7 +25,7 @@ HYBRIDS = ("granitehybrid", "lfm2", "lfm2moe")
 UNLIKE = ("qwen35moe", "nemotron_h", "nemotron_h_moe")  # whose layers have no MLPs, or are MLPs
 
 
-def said(config: Config, *keys: str) -> Any:
+def first_of(config: Config, *keys: str) -> Any:
     """Returns the first of these values that is there."""
     return next((config[key] for key in keys if config.get(key) is not None), None)
 
@@ -34,22 +34,22 @@ def heads_of(config: Config, architecture: str) -> tuple[int, int]:
     """Returns the number of heads and of KV heads."""
     if architecture == "mamba2":
         return 0, 0
-    heads = said(config, "num_attention_heads", "n_head", "n_heads")
+    heads = first_of(config, "num_attention_heads", "n_head", "n_heads")
     if architecture == "falcon":
         if config["new_decoder_architecture"]:
             return heads, config["num_kv_heads"]
         return heads, 1 if config["multi_query"] else heads
-    return heads, said(config, "num_key_value_heads") or heads
+    return heads, first_of(config, "num_key_value_heads") or heads
 
 
 def write_config(c: Config, w: GGUFWriter, layers: int, tensors: Mapping[str, Array]) -> None:
-    """Writes all but the tokenizer. Tensors tell widths that config.json does not."""
+    """Writes all but the tokenizer. Some widths are read from the tensors."""
     arch = w.arch
     heads, kv_heads = heads_of(c, arch)
-    hidden = said(c, "hidden_size", "n_embd", "d_model")
+    hidden = first_of(c, "hidden_size", "n_embd", "d_model")
     rope = c.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
-    w.add_context_length(said(c, "max_position_embeddings", "n_positions") or 2048)
+    w.add_context_length(first_of(c, "max_position_embeddings", "n_positions") or 2048)
     w.add_vocab_size(c["vocab_size"])
     w.add_embedding_length(hidden)
     w.add_block_count(layers)
@@ -62,7 +62,7 @@ def write_config(c: Config, w: GGUFWriter, layers: int, tensors: Mapping[str, Ar
         w.add_feed_forward_length(len(tensors["model.layers.0.feed_forward.w1.weight"]))
     elif arch not in UNLIKE:
         w.add_feed_forward_length(
-            said(c, "intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_hidden_size") or 4 * hidden
+            first_of(c, "intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_hidden_size") or 4 * hidden
         )
     w.add_head_count(heads)
     if arch.startswith("nemotron_h"):
@@ -92,7 +92,7 @@ def write_config(c: Config, w: GGUFWriter, layers: int, tensors: Mapping[str, Ar
     elif "rms_norm_eps" in c:
         w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     elif "norm_eps" not in c:
-        w.add_layer_norm_eps(said(c, "layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"))
+        w.add_layer_norm_eps(first_of(c, "layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"))
     if rope.get("rope_type") in ("linear", "yarn"):
         w.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         w.add_rope_scaling_factor(rope["factor"])
@@ -112,12 +112,12 @@ def write_config(c: Config, w: GGUFWriter, layers: int, tensors: Mapping[str, Ar
     if (part := rope.get("partial_rotary_factor")) and arch not in ("deepseek2", "gemma4"):
         w.add_rope_dimension_count(int(part * (c.get("head_dim") or hidden // heads)))
     if arch != "nemotron_h" and (
-        experts := said(c, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+        experts := first_of(c, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     ):
         w.add_expert_count(experts)
-        w.add_expert_used_count(said(c, "num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts"))
-    of_one = "intermediate_size" if arch in ("gpt-oss", "llama4", "minimax-m2") else "moe_intermediate_size"
-    if width := c.get(of_one):
+        w.add_expert_used_count(first_of(c, "num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts"))
+    width_key = "intermediate_size" if arch in ("gpt-oss", "llama4", "minimax-m2") else "moe_intermediate_size"
+    if width := c.get(width_key):
         w.add_expert_feed_forward_length(width)
     if "linear_num_key_heads" in c:
         write_delta_net(c, w)

@@ -151,7 +151,7 @@ def quantized(case: str) -> Kinds:
 
 @few("kinds", ["F32", "mixed"], ["mixed"])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 def test_bits_are_those_of_the_plain_weights(case: str, kinds: str, shelf: Shelf, tmp_path: Path) -> None:
     """Names, orders of rows, offsets of norms, and all that config.json says."""
     path = tmp_path / "model.gguf"

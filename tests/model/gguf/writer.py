@@ -22,7 +22,7 @@ from tests.model.families.styles import edit_config, edit_tensors
 from tests.model.gguf.apart import Apart, find_apart, tiled
 from tests.model.gguf.keys import divisors_of_gemma4, fold_factors
 from tests.model.gguf.kinds import Kinds, encoded
-from tests.model.gguf.metadata import heads_of, said, write_config
+from tests.model.gguf.metadata import first_of, heads_of, write_config
 
 Array = NDArray[Any]
 ARCHITECTURES = {
@@ -112,7 +112,7 @@ class Conversion:
         self.stored: dict[str, tuple[Array, Kind]] = {}
         self._whole: dict[str, tuple[str, Apart]] = {}
         self._parts: dict[str, list[Array]] = {}
-        self.layers = said(self.config, "num_hidden_layers", "n_layer", "n_layers") or len(
+        self.layers = first_of(self.config, "num_hidden_layers", "n_layer", "n_layers") or len(
             self.config["layers_block_type"]
         )
         arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == self.architecture)
@@ -204,9 +204,8 @@ class Conversion:
         if re.search(r"conv(1d|\.conv)\.weight", name):
             return data[None] if self.architecture == "kimi-linear" else data[:, 0]
         if self._in_columns(name):
-            return (
-                data.reshape(said(self.config, "mamba_n_groups", "n_groups"), -1) if "norm" in name else data[:, None]
-            )
+            groups = first_of(self.config, "mamba_n_groups", "n_groups")
+            return data.reshape(groups, -1) if "norm" in name else data[:, None]
         if self._lies(name):
             return data.T
         return apart(data, heads, kv_heads) if "query_key_value" in name else data
