@@ -198,9 +198,10 @@ def test_refusals_of_every_kind(rig: Rig) -> None:
 
 
 def test_streams_that_are_cut_off_count_what_arrived_and_nothing_after(rig: Rig) -> None:
-    running = rig.streams(6, seconds=2)
+    cancelled = rig.streams(3)
+    running = [*cancelled, *rig.streams(3, seconds=5)]
     with rig.stopped():
-        for one in running[:3]:
+        for one in cancelled:
             one.call.cancel()
         rig.server.wait_for_metric(ended("cancelled"), 3)
         now = rig.server.metrics()
