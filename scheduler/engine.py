@@ -23,6 +23,7 @@ log = logging.getLogger("quire.engine")
 
 READY_POLL = 0.005  # seconds between two questions, where all requests wait for their logits processors
 LEAST_TIMEOUT, TIMEOUT_FACTOR = 3.0, 10.0  # timeout of a step: seconds; multiple of its expected time
+STOPPED = 1.0  # seconds between two questions whether a step hangs, from which on the process itself did not run
 
 T = TypeVar("T")
 Sink = Callable[[StepOutputs], None]
@@ -75,6 +76,7 @@ class Engine:
         self._launched: deque[tuple[float, float]] = deque()
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._progress = clock()
+        self._asked = self._resumed = self._progress
         self._busy = False
         self._broken: str | None = None
         self.failure: str | None = None
@@ -148,8 +150,16 @@ class Engine:
         return self._clock() - self._progress if self._busy else 0.0
 
     def overdue(self) -> str:
-        """Returns what is wrong where a step takes far longer than such steps do, else "". From any thread."""
-        stalled = min(self.stalled_for(), self._clock() - self._last_excuse())
+        """Returns what is wrong where a step takes far longer than such steps do, else "". From any thread.
+
+        It is to be asked several times a second. A step has no fault in a time in which nobody asked: the process was
+        stopped, or its virtual machine.
+        """
+        now = self._clock()
+        if now - self._asked > STOPPED:
+            self._resumed = now
+        self._asked = now
+        stalled = min(self.stalled_for(), now - max(self._resumed, self._last_excuse()))
         if stalled <= self._step_timeout:
             return ""
         return f"a step has run for {stalled:.1f} s, where at most {self._step_timeout:.1f} s were expected: it hangs"
