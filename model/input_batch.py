@@ -4,7 +4,6 @@ Invariant: the executor's rows follow from the plans alone. A row has `known` to
 attempt), then its last draw. A slice reads known tokens as far as they go.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 from model.attention.backend import NONE, StateSegments, StepShape
 from model.images import ImagePart
 from model.rotary_rows import RotaryRows
-from model.sampling.logits_processors import NamedFactory
 from model.sampling.sampler import SamplingRows
+from model.sampling.sources import NO_SOURCES, ProcessorSources
 from scheduler.request import PromptImage
 from scheduler.step import Join, StepPlan
 
@@ -118,7 +117,7 @@ class InputBatch:
         groups: int,
         page_size: int,
         history: bool = False,
-        factories: Sequence[NamedFactory] = (),
+        sources: ProcessorSources = NO_SOURCES,
         rotary_axes: int = 1,
         states: int = 0,
         interval: int = 0,
@@ -130,7 +129,7 @@ class InputBatch:
             groups: The number of page tables of a row.
             page_size: Tokens in a page.
             history: Keep all tokens that a row draws, so that they can be computed again.
-            factories: Factories of logits processors.
+            sources: Sources of logits processors.
             rotary_axes: Axes of rotary positions, as in `model.multimodal.Vision`.
             states: How many of the page tables, the last ones, are of recurrent states.
             interval: Tokens of their entries, see `KVLayout.interval`.
@@ -145,7 +144,7 @@ class InputBatch:
         self.last = np.zeros(rows, np.int64)
         self._expected = np.zeros(0, np.int64)  # rows that draw now
         self._place = np.full(rows, -1, np.int64)  # index of each row in `_expected`, -1 for none
-        self.controls = SamplingRows(rows, factories)
+        self.controls = SamplingRows(rows, sources)
         self._bidirectional = np.zeros(rows, np.int64)  # length of each row's bidirectional prefix
         self._images: dict[int, tuple[PromptImage, ...]] = {}
         self._rotary = RotaryRows(rows, rotary_axes) if rotary_axes > 1 else None

@@ -36,7 +36,10 @@ from model.progress import progress_bar
 from model.runner import Runner
 from model.sampling.logits_processors import LogitsProcessorFactory, NamedFactory, load_factories
 from model.sampling.readiness import FactoryReadiness
+from model.sampling.sources import ProcessorSources
 from model.settings import ModelSettings
+from model.structured.grammar_store import GrammarStore
+from model.structured.vocabulary import load_vocabulary
 from model.verify import MANIFEST, verify_files
 from model.weight_formats.registry import open_weight_format
 from model.weights import weight_files
@@ -56,7 +59,7 @@ class LoadedModel:
         numerics: Everything that the numbers in a page depend on, beside tokens.
         layout: Layout of the KV pool; with several ranks, of this rank's part.
         last_compiled: Returns when, on the monotonic clock, a kernel was compiled last.
-        readiness: Asks whether the logits processors of requests can be made; None where none needs time.
+        readiness: Asks whether the logits processors of requests can be made.
     """
 
     config: ModelConfig
@@ -70,7 +73,7 @@ class LoadedModel:
     numerics: bytes
     runner: Runner
     last_compiled: Callable[[], float]
-    readiness: FactoryReadiness | None = None
+    readiness: FactoryReadiness
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,8 +135,10 @@ def load(
     named = [*load_factories(settings.logits_processors), *map(NamedFactory.of, factories)]
     if settings.verify_weights:
         _verify(directory)
+    grammars = _grammars(directory)  # reads the tokenizer while the weights are loaded
     computer = load_computer(directory, settings, rows, recompute, engines, ONE_RANK if group is None else group.ranks)
     config, layout, device = computer.config, computer.layout, computer.device
+    sources = ProcessorSources(named, grammars if grammars is not None and grammars.opened() else None)
     limits = Limits(
         config.vocabulary,
         config.context,
@@ -141,6 +146,7 @@ def load(
         rows,
         request_limits,
         tuple(one.name for one in named),
+        sources.grammars is not None,
     )
     images = None
     if computer.model.vision is not None:
@@ -156,7 +162,7 @@ def load(
         store = None if store is None else RankGroupStore(store, group)
     runner = Runner(
         model, attention, layout, rows, device, computer.pages, settings.poison_freed_pages, store, recompute, images,
-        computer.backend.logit_ops, starter, named, config.rotary_axes,
+        computer.backend.logit_ops, starter, sources, config.rotary_axes,
     )  # fmt: skip
     try:
         runner.probe()
@@ -168,8 +174,15 @@ def load(
         group.started()
     return LoadedModel(
         config, read_defaults(directory, config), limits, layout, computer.pages, computer.host_slots, computer.dtype,
-        device.type, computer.numerics, runner, computer.backend.last_compiled, FactoryReadiness(named) or None,
+        device.type, computer.numerics, runner, computer.backend.last_compiled, FactoryReadiness(sources),
     )  # fmt: skip
+
+
+def _grammars(directory: Path) -> GrammarStore | None:
+    """Returns an empty store of grammars; None for a model without an end token."""
+    config = read_config(directory)
+    ends = read_defaults(directory, config).eos_token_ids
+    return GrammarStore(lambda: load_vocabulary(directory, config.vocabulary, ends)) if ends else None
 
 
 def load_computer(

@@ -27,8 +27,8 @@ from model.images import ImagePart, ImageStore
 from model.input_batch import InputBatch, PromptSlice, StepWork
 from model.page_moves import PageMoves
 from model.page_store import Store
-from model.sampling.logits_processors import NamedFactory
 from model.sampling.sampler import TORCH_OPS, Drawing, Drawn, LogitOps, Starter, logprobs_of, sample
+from model.sampling.sources import NO_SOURCES, ProcessorSources
 from scheduler.events import Logprobs
 from scheduler.step import FAULTED, StepPlan, StepResult
 
@@ -66,7 +66,7 @@ class Runner:
         images: ImageStore | None = None,
         ops: LogitOps = TORCH_OPS,
         starter: Starter | None = None,
-        factories: Sequence[NamedFactory] = (),
+        sources: ProcessorSources = NO_SOURCES,
         rotary_axes: int = 1,
     ) -> None:
         """Makes a runner; the model and the KV pool are loaded and allocated already.
@@ -84,7 +84,7 @@ class Runner:
             images: Features of images. None for a model of text alone.
             ops: Operations of the sampler.
             starter: Draws while the host goes on. None where the host draws.
-            factories: Factories of logits processors.
+            sources: Sources of logits processors.
             rotary_axes: Axes of rotary positions, as in `model.multimodal.Vision`.
         """
         self._images, self._ops, self.starter = images, ops, None if recompute else starter
@@ -93,9 +93,10 @@ class Runner:
         self.model, self.attention, self._device, self._recompute = model, attention, device, recompute
         self._probe_page, self._page_size, self._groups = probe_page, layout.page_size, len(layout.groups)
         self._state_pages, states = layout.states.pages, (layout.states.pages, layout.interval)
-        self.batch = InputBatch(rows, layout.tables, layout.page_size, recompute, factories, rotary_axes, *states)
+        self.batch = InputBatch(rows, layout.tables, layout.page_size, recompute, sources, rotary_axes, *states)
         self._position_rows = 1 if rotary_axes == 1 else 1 + rotary_axes  # of `ForwardBatch.positions`
         self._results: deque[StepResult] = deque()
+        self._grammars = sources.grammars
         self._may_have_run = False  # the step that `_run` gets, in part: states that it writes in place are spoilt then
         self._computing = 0.0  # seconds of the model and the sampler, since the start
 
@@ -202,7 +203,9 @@ class Runner:
         return lost_all
 
     def close(self) -> None:
-        """Does nothing: the runner holds no thread and no file."""
+        """Ends the thread that compiles grammars."""
+        if self._grammars is not None:
+            self._grammars.close()
 
     @torch.inference_mode()
     def probe(self) -> None:

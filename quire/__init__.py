@@ -6,7 +6,8 @@ from quire import LLM, Sampling, Stopping  # computes in this process
 ```
 
 A request has three parts. `Sampling` says how tokens are drawn, with `Beam` for a beam search. `Stopping` says when a
-sequence ends. `Output` selects the result: text, token ids, logprobs. `LLM` returns a `Completion` with one `Generated`
+sequence ends. `Output` selects the result: text, token ids, logprobs. A `Structured` beside them constrains the output
+to a JSON schema, a regular expression, a choice or a grammar. `LLM` returns a `Completion` with one `Generated`
 for each sequence; a `LogitsProcessor` of your own changes what it draws. `Client` and `AsyncClient` take the same
 options as keywords. They return messages of the gRPC API: `from quire.v1 import generation_service_pb2`.
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from rpc.offline import LLM, Completion, Generated, PromptsFailed
     from scheduler.invalid import InvalidRequest
     from scheduler.parameters import Beam, Output, Sampling, Stopping
+    from scheduler.structured import Structured
 
     __version__: str
 
@@ -75,6 +77,7 @@ __all__ = [
     "Security",
     "Stopping",
     "Stream",
+    "Structured",
     "UnavailableError",
     "__version__",
 ]
@@ -92,6 +95,7 @@ _ENGINE_HOMES = {
     "RequestFailed": "rpc.frontend.errors",
     "Sampling": "scheduler.parameters",
     "Stopping": "scheduler.parameters",
+    "Structured": "scheduler.structured",
 }
 """Modules of the names that need the engine's packages. `rpc.client` has all other names but the version."""
 

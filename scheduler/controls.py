@@ -10,7 +10,8 @@ class LogitsParams:
     allowed: token ids that are left, () for all. banned: token sequences that the output never completes. not_yet: ids
     that are not drawn as one of the first `min_tokens`. bias: (id, what is added). repetition, frequency, presence: the
     penalties, of tokens of prompt and output, of how often and of whether a token is in the output. processors_args:
-    of a user's own processors, which come last, (name, JSON object).
+    of a user's own processors, which come after these, (name, JSON object). grammar: a constraint on the whole output,
+    which comes last (`model.inputs.grammars`), "" for none. grammar_salt: with whom its compiled form is shared.
     """
 
     allowed: tuple[int, ...] = ()
@@ -22,6 +23,8 @@ class LogitsParams:
     frequency: float = 0.0
     presence: float = 0.0
     processors_args: tuple[tuple[str, str], ...] = ()
+    grammar: str = ""
+    grammar_salt: str = ""
 
 
 NO_LOGITS_PARAMS = LogitsParams()

@@ -24,7 +24,7 @@ OTHER_KEYWORDS = {
     "output_kind": NOT_HERE,
     "prompt_logprobs": "Output(prompt_logprobs=True), with alternatives Output(top_logprobs=...)",
     "spaces_between_special_tokens": NOT_HERE,
-    "structured_outputs": NOT_HERE,
+    "structured_outputs": "generate(structured=Structured.json_schema(...))",
     "truncate_prompt_tokens": NOT_HERE,
     "vllm_xargs": "Sampling(logits_processors_args=...)",
     "use_beam_search": "Sampling(beam=Beam(...))",

@@ -15,6 +15,7 @@ class Limits:
         pool_tokens: Tokens that the KV pool holds.
         sequences: That run at once.
         logits_processors: Names of the engine's logits processors, beside which there is no beam search.
+        structured_output: Whether the engine enforces constraints on outputs.
     """
 
     vocabulary: int
@@ -23,6 +24,7 @@ class Limits:
     sequences: int
     request: RequestLimits = field(default_factory=RequestLimits)
     logits_processors: tuple[str, ...] = ()
+    structured_output: bool = False
 
     @property
     def longest(self) -> int:

@@ -1,7 +1,8 @@
 """Readiness: a request whose logits processors cannot be made yet waits in the queue, and nothing else waits for it.
 
-A processor such as a grammar may have to be compiled first, in another thread or process. Its request is held until a
-`Ready` event comes, and again after each preemption, since its processors are made anew then. Other requests pass it.
+A grammar has to be compiled first, in another thread, and so may be what a user's own processor needs. The request is
+held until a `Ready` event comes, and again after each preemption, since its processors are made anew then. Other
+requests pass it.
 
 A request waits before it has a row, not between two of its draws. So a row that was planned can always draw:
 

@@ -19,6 +19,7 @@ from scheduler.parameters import Beam, Sampling
 from scheduler.prompts import Chat
 from scheduler.request import PromptImage, Request
 from scheduler.spec import Spec
+from scheduler.structured import FIELD, Structured
 
 
 def resolve(
@@ -31,6 +32,7 @@ def resolve(
     bad_words: Sequence[Sequence[int]] = (),
     images: tuple[PromptImage, ...] = (),
     prefix_lm: bool = False,
+    grammar: str = "",
 ) -> Request:
     """Checks a client's request against an engine's limits, and returns what the engine runs.
 
@@ -44,6 +46,7 @@ def resolve(
         bad_words: Token ids of the spec's bad words, in each way that they may be written.
         images: Images of the prompt.
         prefix_lm: Whether the prompt is a bidirectional prefix.
+        grammar: Of the spec's constraint on its output, which `check_structured` has accepted; "" for none.
 
     Raises:
         InvalidRequest: Names the field, its value and the limit.
@@ -64,7 +67,7 @@ def resolve(
         prompt=np.array(prompt, np.int32),
         max_tokens=room if stopping.max_tokens is None else stopping.max_tokens,
         stop_ids=stop_ids,
-        controls=_controls(spec, values, _logits_params(spec, values, stop_ids, limits, bad_words)),
+        controls=_controls(spec, values, _logits_params(spec, values, stop_ids, limits, bad_words, grammar)),
         queue_timeout=spec.max_queue_time,
         scope=Scope(
             tenant=spec.tenant,
@@ -124,6 +127,22 @@ def check_ids(name: str, ids: Sequence[int], most: int, limits: Limits) -> None:
     for i, token in enumerate(ids):
         if not 0 <= token < limits.vocabulary:
             raise InvalidRequest(f"{name}[{i}]", token, f"must be in [0, {limits.vocabulary})")
+
+
+def check_structured(spec: Spec, structured: Structured, limits: Limits) -> None:
+    """Checks a constraint's size, and that nothing beside it ends the output elsewhere. Raises InvalidRequest."""
+    size, most = len(structured.text.encode()), limits.request.structured_output_bytes
+    require(size <= most, structured.path, f"{size} bytes", f"at most {most} bytes")
+    stopping = spec.stopping
+    for name, value, neutral in (
+        ("sampling.beam_search", spec.sampling.beam, None),
+        ("stopping.stop", stopping.stop, ()),
+        ("stopping.stop_token_ids", stopping.stop_token_ids, ()),
+        ("stopping.ignore_eos", stopping.ignore_eos, False),
+    ):
+        require(value == neutral, name, value, f"does not go with {FIELD}, which says where the output ends")
+    needed = "needs a model with an end token, and a tokenizer of bytes (BPE or SentencePiece): this one has not both"
+    require(limits.structured_output, structured.path, structured.text, needed)
 
 
 def _check_tokens(spec: Spec, prompt: list[int], limits: Limits) -> None:
@@ -205,6 +224,7 @@ def _logits_params(
     stop_ids: tuple[int, ...],
     limits: Limits,
     bad_words: Sequence[Sequence[int]],
+    grammar: str,
 ) -> LogitsParams:
     sampling, least, most = spec.sampling, spec.stopping.min_tokens, limits.request.bad_word_tokens
     size = sum(map(len, bad_words))
@@ -216,6 +236,8 @@ def _logits_params(
         min_tokens=least if stop_ids else 0,
         bias=sampling.logit_bias,
         processors_args=sampling.logits_processors_args,
+        grammar=grammar,
+        grammar_salt=spec.sharing if grammar else "",
         **_of_class(LogitsParams, values),
     )
 

@@ -35,7 +35,7 @@ class Running:
     """
 
     def __init__(self, size: int, cache: CacheManager, counters: Counters, holds: bool = False) -> None:
-        """holds: sequences are held whenever they begin to wait."""
+        """holds: all sequences are held whenever they begin to wait, not only those with a grammar."""
         self.rows, self.queue, self.attempts = Rows(size), Queue(), Attempts()
         self.beams: dict[int, BeamSearch] = {}
         self.retired = -1
@@ -48,7 +48,7 @@ class Running:
     def wait(self, sequence: Sequence, deadline: float = math.inf) -> None:
         """Queues a sequence. deadline: as in `Queue.push`."""
         self.queue.push(sequence, deadline)
-        if self._holds:
+        if self._holds or sequence.request.controls.logits_params.grammar:
             self.held[sequence.attempt] = sequence.request
 
     def forget_ended(self) -> None:

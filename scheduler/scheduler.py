@@ -67,7 +67,8 @@ class Scheduler:
         hasher: None goes without a prefix cache.
         drafter: Guesses tokens, at most `settings.draft_tokens` a row; None guesses none.
         policy: None makes the one that `settings.policy` names.
-        holds: A sequence is admitted after a `Ready` of its attempt alone, see `scheduler.readiness`.
+        holds: Any sequence, not only one with a grammar, is admitted after a `Ready` of its attempt alone, see
+            `scheduler.readiness`.
 
     Attributes:
         intake: Takes in events.

@@ -216,6 +216,13 @@ class RequestLimits:
             "help": "Bytes of the parameters of logits processors, together.",
         },
     )
+    structured_output_bytes: int = field(
+        default=131072,
+        metadata={
+            "flag": "--max-structured-output-bytes",
+            "help": "Bytes of the constraint of a structured output, such as a JSON schema.",
+        },
+    )
     top_logprobs: int = field(
         default=20, metadata={"flag": "--max-top-logprobs", "help": "Alternatives at each position."}
     )
@@ -245,6 +252,7 @@ class RequestLimits:
             "bad_words",
             "bad_word_tokens",
             "logits_processors_args_bytes",
+            "structured_output_bytes",
             "top_logprobs",
         ):
             if getattr(self, name) < 0:

@@ -8,6 +8,7 @@ from cache_manager.block_hash import DEFAULT_TENANT
 from scheduler.invalid import require
 from scheduler.parameters import Output, Sampling, Stopping
 from scheduler.prompts import Chat, Truncation
+from scheduler.structured import Structured
 
 CACHE_SALT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -22,6 +23,7 @@ class Spec:
         output_prefix: Output that this prompt had already, to go on from. Positions, limits and draws count it.
         cache_salt: The prefix cache is shared only with requests that have the same one.
         priority: Lower is served first, among requests of the same tenant.
+        structured: Constraint on the whole output.
         tenant: Set by the authentication interceptor, never by a client.
     """
 
@@ -39,6 +41,7 @@ class Spec:
     priority: int = 0
     tenant: str = DEFAULT_TENANT
     truncation: Truncation | None = None
+    structured: Structured | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("max_time", self.max_time), ("max_queue_time", self.max_queue_time)):
@@ -52,6 +55,11 @@ class Spec:
             require(len(self.images) == parts, "images", given, f"the messages of the conversation have {parts}")
         whole = self.truncation is None or not self.images
         require(whole, "prompt_truncation", f"with {len(self.images)} images", "goes with prompts without images")
+
+    @property
+    def sharing(self) -> str:
+        """Returns the name of the requests with which it may share what was computed of its inputs."""
+        return f"{self.tenant}/{self.cache_salt}"
 
     @property
     def image_fields(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
 from model.sampling import random
@@ -206,6 +207,9 @@ class GpuOps:
 
     def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
         return TORCH_OPS.draw_from_top(logits, draws)
+
+    def forbid(self, logits: Tensor, rows: Ints, bits: NDArray[np.int32]) -> None:
+        TORCH_OPS.forbid(logits, rows, bits)
 
 
 def _parts(logits: Tensor, rows: int, blocks: int) -> tuple[Tensor, Tensor, Tensor]:

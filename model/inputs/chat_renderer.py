@@ -1,21 +1,17 @@
 """Renders conversations to prompts: the parent's side of `model.inputs.chat_process`."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from model.errors import CheckpointError
 from model.inputs.chat import ChatTemplate
+from model.inputs.line_process import LineProcess
 
 START_SECONDS, RENDER_SECONDS = 5.0, 1.0  # processor time to compile the template, and to render a conversation
 MEMORY = 256 * 2**20  # bytes of address space; 25 MiB are taken at the start
-WAIT = 10.0  # seconds for an answer, also where the process gets no processor
 
 
 class ChatFailed(Exception):
@@ -46,7 +42,7 @@ class ChatRenderer:
         """
         self._template = template
         self._lock = threading.Lock()  # held from a request to its answer: the process reads one line at a time
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: LineProcess | None = None
         self._closed = False
         with self._lock:
             self._start()
@@ -109,20 +105,15 @@ class ChatRenderer:
     def _ask(self, line: str, most: int) -> tuple[dict[str, Any] | None, int]:
         """Asks the process. Returns the answer, or None and the exit code of the process, which has ended then."""
         process = self._process or self._start()
-        answer = _exchange(process, line, 12 * most + 2**16)  # a character is at most \uXXXX\uXXXX
+        answer = process.ask(line, 12 * most + 2**16)  # a character is at most \uXXXX\uXXXX
         if answer is None or answer.get("failed") == "memory":  # the process's state is not trusted any more
             return answer, self._end()
         return answer, 0
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> LineProcess:
         if self._closed:
             raise RuntimeError("this renderer is closed")
-        process = self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "model.inputs.chat_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "LC_ALL": "C"},  # a locale's archive would take of its address space
-        )
+        process = self._process = LineProcess("model.inputs.chat_process")
         first = {
             "source": self._template.source,
             "tokens": self._template.tokens,
@@ -130,7 +121,7 @@ class ChatRenderer:
             "start_seconds": START_SECONDS,
             "render_seconds": RENDER_SECONDS,
         }
-        answer = _exchange(process, json.dumps(first), 2**16)
+        answer = process.ask(json.dumps(first), 2**16)
         if answer is None or answer:
             code = self._end()
             error = _failed(answer, 0) if answer else _ended(code, START_SECONDS)
@@ -140,13 +131,7 @@ class ChatRenderer:
     def _end(self) -> int:
         """Ends the process and returns its exit code."""
         process, self._process = self._process, None
-        if process is None:
-            return 0
-        process.kill()
-        for pipe in (process.stdin, process.stdout):
-            with suppress(OSError):  # unsent bytes have no reader
-                pipe.close()  # type: ignore[union-attr]
-        return process.wait()
+        return 0 if process is None else process.end()
 
     def close(self) -> None:
         """Ends the process; a thread that waits for it gets an error. A second call does nothing."""
@@ -157,22 +142,6 @@ class ChatRenderer:
             process.kill()
         with self._lock:
             self._end()
-
-
-def _exchange(process: subprocess.Popen[bytes], line: str, most: int) -> dict[str, Any] | None:
-    """Sends a line to the process and returns its answer of at most `most` bytes. None where no answer comes."""
-    timer = threading.Timer(WAIT, process.kill)
-    timer.daemon = True
-    timer.start()
-    try:
-        process.stdin.write(line.encode() + b"\n")  # type: ignore[union-attr]
-        process.stdin.flush()  # type: ignore[union-attr]
-        answer = process.stdout.readline(most)  # type: ignore[union-attr]
-    except OSError:
-        answer = b""
-    finally:
-        timer.cancel()
-    return json.loads(answer) if answer.endswith(b"\n") else None
 
 
 def _failed(answer: dict[str, Any], most: int) -> ChatFailed:

@@ -5,8 +5,10 @@ trained with, whatever its normalizer, algorithm and treatment of unknown charac
 a text are put around it as transformers 5 does.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from llguidance import LLTokenizer
 from sentencepiece import SentencePieceProcessor
 from tokenizers import AddedToken
 
@@ -87,6 +89,28 @@ class SentencePieceTokenizer(Tokenizer):
             return self._added[token]
         return str(self._start.id_to_piece(token)) if 0 <= token < self._pieces else None
 
+    def vocabulary(self, width: int, ends: Sequence[int]) -> LLTokenizer:
+        return LLTokenizer(_Bytes(self, width, ends), eos_token=list(ends))  # type: ignore[arg-type] # duck-typed
+
+    def bytes_of(self, token: int) -> bytes:
+        """Returns the bytes that a token adds to a text."""
+        if token in self._added:
+            return self._own_text.get(token, self._added[token].replace(SPACE, " ")).encode()
+        piece: str = self._start.id_to_piece(token)
+        return bytes([int(piece[3:5], 16)]) if self._start.is_byte(token) else piece.replace(SPACE, " ").encode()
+
+    @property
+    def size(self) -> int:
+        """The number of token ids."""
+        return max(self._pieces, *(i + 1 for i in self._added))
+
+    @property
+    def special(self) -> frozenset[int]:
+        """Special tokens, and ids that no token has."""
+        unused = (i for i in range(self._pieces) if self._start.is_unused(i))
+        gaps = (i for i in range(self._pieces, self.size) if i not in self._added)
+        return frozenset((*self._special, *unused, *gaps))
+
     def expressions(self) -> set[str]:
         return set()
 
@@ -140,6 +164,25 @@ class SentencePieceTokenizer(Tokenizer):
             return text
         text = self._start.decode_ids(self._anchor + ids)
         return text[len(self._anchor_text) :]
+
+
+class _Bytes:
+    """The tokens of a tokenizer in the form that `LLTokenizer` takes."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: SentencePieceTokenizer, width: int, ends: Sequence[int]) -> None:
+        # An end token ends the output wherever it is drawn, so it is no text either.
+        special = tokenizer.special.union(ends, range(tokenizer.size, width))
+        self._tokenizer, self.eos_token_id, self.special_token_ids = tokenizer, ends[0], sorted(special)
+        self.tokens = [
+            f"<special {i}>".encode() if i in special else tokenizer.bytes_of(i)
+            for i in range(max(width, tokenizer.size))
+        ]
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
 
 def _processor(data: bytes) -> SentencePieceProcessor:

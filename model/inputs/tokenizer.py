@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from llguidance import LLTokenizer
 from tokenizers import PreTokenizedString
 from tokenizers import Tokenizer as Library
 
@@ -66,6 +67,16 @@ class Tokenizer:
             if isinstance(failure, TokenizerFailed):
                 failure = CheckpointError(f"{path} cannot be read: {error}")
             raise failure from None
+
+    def vocabulary(self, width: int, ends: Sequence[int]) -> LLTokenizer:
+        """Returns the bytes of all tokens as llguidance reads them, whose errors pass.
+
+        Args:
+            width: Width of the logits. A tokenizer may have more tokens or fewer.
+            ends: Tokens that end a text.
+        """
+        most = max(width, *(i + 1 for i in self._library.get_vocab().values()))
+        return LLTokenizer(self._library.to_str(), n_vocab=most, eos_token=list(ends))
 
     def expressions(self) -> set[str]:
         """Returns all patterns of the tokenizer: regular expressions, and texts that it replaces."""

@@ -4,7 +4,7 @@ Order and edge cases are vLLM's. top_k keeps all ties with the k-th token. top_p
 left, and keeps the token that crosses p. Logprobs are of the raw logits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.sampling.logits_processors import NamedFactory
 from model.sampling.processor_rows import ProcessorRows
 from model.sampling.random import gumbel, row_keys
+from model.sampling.sources import NO_SOURCES, ProcessorSources
+from model.structured.forbidding import forbid
 from scheduler.events import Logprobs
 from scheduler.step import NO_TOKEN, Join
 
@@ -32,12 +33,12 @@ class SamplingRows:
         processors: Logits processors of the rows.
     """
 
-    def __init__(self, rows: int, factories: Sequence[NamedFactory] = ()) -> None:
+    def __init__(self, rows: int, sources: ProcessorSources = NO_SOURCES) -> None:
         """Makes rows with default controls.
 
         Args:
             rows: The number of rows.
-            factories: Factories of logits processors.
+            sources: Sources of logits processors.
         """
         self.temperature = np.zeros(rows)
         self.top_p = np.ones(rows)
@@ -47,7 +48,7 @@ class SamplingRows:
         self.index = np.zeros(rows, np.int64)
         self.top_logprobs = np.full(rows, -1, np.int64)
         self.prompt_logprobs = np.zeros(rows, np.bool_)
-        self.processors = ProcessorRows(rows, factories)
+        self.processors = ProcessorRows(rows, sources)
 
     def join(self, join: Join) -> None:
         row, controls = join.row, join.controls
@@ -142,6 +143,9 @@ class LogitOps(Protocol):
     def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
         """Returns drawn ids [draws] from the tokens that top_k and top_p leave."""
 
+    def forbid(self, logits: Tensor, rows: Ints, bits: NDArray[np.int32]) -> None:
+        """Puts forbidden tokens at -inf, as `model.structured.forbidding.Forbid`."""
+
 
 class TorchOps:
     """`LogitOps` on any device. Draws are in float64."""
@@ -156,6 +160,9 @@ class TorchOps:
 
     def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
         return _host(draw_from_top(logits, draws))
+
+    def forbid(self, logits: Tensor, rows: Ints, bits: NDArray[np.int32]) -> None:
+        forbid(logits, rows, bits)
 
 
 TORCH_OPS = TorchOps()
@@ -181,14 +188,19 @@ def sample(
     """Draws a token for each row.
 
     Args:
-        logits: [n, vocabulary] float32.
+        logits: [n, vocabulary] float32. Constraints may put forbidden tokens at -inf in it.
         controls: Controls of all batch rows.
         rows: [n] int64. Batch row of each row of logits.
         positions: [n] int64. Output position of each drawn token.
         ops: Operations over rows of logits.
     """
-    adjusted, summary = controls.processors.apply(logits, rows, positions), ops.summary(logits)
-    best, tokens = (summary.best, summary.tokens) if adjusted is logits else map(_host, adjusted.max(-1))
+    summary = ops.summary(logits)
+    if controls.processors.asking[rows].any():
+        keeps = bool((controls.top_logprobs[rows] >= 0).any())
+        adjusted = controls.processors.apply(logits, rows, positions, keeps, ops.forbid)
+        best, tokens = map(_host, adjusted.max(-1))
+    else:
+        adjusted, best, tokens = logits, summary.best, summary.tokens
     random, draws = draws_of(controls, rows, positions)
     if len(random):
         tokens = tokens.copy()

@@ -16,12 +16,13 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.batch.images import NamedFile, set_image
 from rpc.batch.line import OPENAI_KEYS, Answering, Line, Outcome
+from rpc.client.structured_output import structured_of
 from rpc.frontend.errors import RequestFailed, internal, invalid
 from scheduler.invalid import InvalidRequest
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 PARAMETERS = ("sampling", "stopping", "output")
-KEYS = ("id", *PROMPTS, "template_arguments", "images", *PARAMETERS)
+KEYS = ("id", *PROMPTS, "template_arguments", "images", *PARAMETERS, "structured_output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ def _request(values: dict[str, Any], folder: Path) -> tuple[pb.GenerateRequest, 
     for key in PARAMETERS:
         if key in values:
             _parse(values[key], getattr(spec, key), key)
+    if "structured_output" in values:
+        _set_structured(spec, values["structured_output"])
     return request, tuple(file for file in files if file is not None)
 
 
@@ -194,6 +197,13 @@ def _parse(values: object, into: Message, key: str) -> None:
         json_format.ParseDict(values, into)
     except (json_format.ParseError, ValueError, TypeError, ArithmeticError) as error:
         raise _bad(key, values, str(error)) from None
+
+
+def _set_structured(spec: pb.GenerationSpec, value: Any) -> None:
+    try:
+        spec.structured_output.CopyFrom(structured_of(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _bad("structured_output", value, str(error)) from None
 
 
 def result_line(line: OwnLine, response: pb.GenerateResponse) -> str:

@@ -11,6 +11,7 @@ import typer
 from rpc.cli.connection import ConnectionOptions, said, security_of
 from rpc.cli.options import build, with_settings
 from rpc.cli.parameters import SamplingOptions, StoppingOptions
+from rpc.cli.structured import StructuredOptions
 
 if TYPE_CHECKING:
     from quire.v1 import generation_service_pb2 as pb
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
     from rpc.client import Client
 
 
-@with_settings({SamplingOptions: "Sampling", StoppingOptions: "Stopping", ConnectionOptions: "Connection"})
+@with_settings(
+    {
+        SamplingOptions: "Sampling", StoppingOptions: "Stopping", StructuredOptions: "Structured output",
+        ConnectionOptions: "Connection",
+    }
+)  # fmt: skip
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads it from standard input.")],
     server: Annotated[
@@ -57,6 +63,7 @@ def generate(
     try:
         images = [read_image(file) for file in image or ()]
         given = asdict(build(SamplingOptions, values)) | asdict(build(StoppingOptions, values)) | {"model": model}
+        given["structured_output"] = build(StructuredOptions, values).option()
         turns = [{"role": "user", "content": [*images, text]}]
         spec = spec_of(turns, **given) if chat else spec_of(text, images, **given)
         with Client(server, security_of(values), timeout) as client:

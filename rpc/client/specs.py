@@ -8,11 +8,16 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from quire.v1 import generation_service_pb2 as pb
 
+from rpc.client.structured_output import structured_of
+
 Turn = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Turn]
 
 GROUPS = ("sampling", "stopping", "output")
-OWN = ("model", "add_special_tokens", "priority", "cache_salt", "max_time", "max_queue_time", "prompt_truncation")
+OWN = (
+    "model", "add_special_tokens", "priority", "cache_salt", "max_time", "max_queue_time", "prompt_truncation",
+    "structured_output",
+)  # fmt: skip
 
 
 def spec_of(prompt: Prompt, images: Sequence[bytes] = (), **options: Any) -> pb.GenerationSpec:
@@ -23,7 +28,8 @@ def spec_of(prompt: Prompt, images: Sequence[bytes] = (), **options: Any) -> pb.
             content is a text, or a list of texts and images (bytes of a PNG or JPEG).
         images: Images of a prompt of text or ids, in the order of their placeholders.
         options: Fields of SamplingParameters, StoppingCriteria, OutputOptions and GenerationSpec by name. Times are
-            seconds. None leaves a field unset. `text` and `token_ids` are those of OutputOptions.
+            seconds. None leaves a field unset. `text` and `token_ids` are those of OutputOptions. `structured_output`
+            is a mapping such as {"json_schema": {...}} (`rpc.client.structured_output`).
 
     Raises:
         TypeError: No field has this name, or the field cannot hold the value.
@@ -62,6 +68,8 @@ def _set(owner: Message, name: str, value: Any) -> None:
         if not math.isfinite(value):
             raise ValueError(f"{name} is {value}: must be finite; without a limit leave it out")
         field.FromNanoseconds(round(value * 1e9))
+    elif isinstance(field, pb.StructuredOutput):
+        field.CopyFrom(structured_of(value))
     elif isinstance(field, Message):
         field.CopyFrom(type(field)(**value) if isinstance(value, Mapping) else value)
     elif isinstance(value, Mapping):

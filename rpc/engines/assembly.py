@@ -116,7 +116,7 @@ def assemble(
         cache.prefix.index.log = KVEventLog()
     hasher = BlockHasher(secret, loaded.numerics, loaded.layout.page_size) if hashed else None
     drafter = PromptLookup() if scheduling.draft_tokens else None
-    holds = loaded.readiness is not None
+    holds = loaded.readiness.asks_factories
     scheduler = Scheduler(scheduling, config.queue, cache, hasher, drafter, holds=holds)
     return EngineParts(loaded, scheduler, group, hasher)
 

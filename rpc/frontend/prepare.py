@@ -11,6 +11,8 @@ from model.config import read_config, read_defaults
 from model.inputs.chat import find_chat_template
 from model.inputs.chat_contents import Contents, contents_read, template_messages
 from model.inputs.chat_renderer import ChatFailed, ChatRenderer
+from model.inputs.grammar_checker import GrammarChecker, GrammarUnchecked
+from model.inputs.grammars import GrammarRefused
 from model.inputs.images import decode_images, image_digest
 from model.inputs.tokenizer import Tokenizer, TokenizerFailed
 from model.inputs.tokenizer_files import load_tokenizer
@@ -26,7 +28,7 @@ from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits, ModelDefaults
 from scheduler.prompts import Chat, Truncation
 from scheduler.request import PromptImage, Request
-from scheduler.resolve import resolve
+from scheduler.resolve import check_structured, resolve
 from scheduler.settings import ImageLimits
 from scheduler.spec import Spec
 
@@ -44,6 +46,7 @@ class Preparer:
         images: Turns images into the model's inputs; None for a text model.
         image_limits: Bounds of a request's images.
         prefix_lm: Prompts are bidirectional prefixes.
+        grammars: Checks constraints on the output, and is ended by `close`.
         contents: Form in which the chat template reads the content of a message.
         architecture: Name of the architecture in config.json.
         context: Context length of the model, in tokens.
@@ -57,6 +60,7 @@ class Preparer:
     images: ImageInputs | None = None
     image_limits: ImageLimits = field(default_factory=ImageLimits)
     prefix_lm: bool = False
+    grammars: GrammarChecker = field(default_factory=GrammarChecker)
     contents: Contents = Contents.EITHER
     architecture: str = ""
     context: int = 0
@@ -73,6 +77,7 @@ class Preparer:
         """
         self.check_model(spec.model)
         try:
+            grammar = self._grammar(spec, limits)
             images = self._images(spec, limits)
             ids = self._prompt_ids(spec, images, limits)
             public = max((_common(prefix, ids) for prefix in self.public), default=0)
@@ -84,13 +89,30 @@ class Preparer:
                 secrets.randbits(64),
                 public,
                 self._bad_words(spec, limits),
-                ()
-                if self.images is None
-                else placed(ids, images, self.images.token_id, f"{spec.tenant}/{spec.cache_salt}"),
+                () if self.images is None else placed(ids, images, self.images.token_id, spec.sharing),
                 self.prefix_lm,
+                grammar,
             )
         except InvalidRequest as error:
             raise invalid(error) from None
+
+    def _grammar(self, spec: Spec, limits: Limits) -> str:
+        """Returns the grammar of the constraint on the output, "" without one.
+
+        Raises:
+            InvalidRequest: The constraint cannot be enforced.
+            RequestFailed: The process that checks constraints cannot be started, or dies.
+        """
+        structured = spec.structured
+        if structured is None:
+            return ""
+        check_structured(spec, structured, limits)
+        try:
+            return self.grammars.grammar(structured, spec.sharing)
+        except GrammarRefused as refused:
+            raise InvalidRequest(structured.path, structured.text, str(refused)) from None
+        except GrammarUnchecked as lost:
+            raise RequestFailed("UNAVAILABLE", "GRAMMAR_UNCHECKED", str(lost), retry_after=1.0) from None
 
     def render(self, chat: Chat, limits: Limits) -> str:
         """Returns the conversation as the model's template writes it, special tokens included.
@@ -260,7 +282,8 @@ class Preparer:
             raise RequestFailed("NOT_FOUND", "MODEL_NOT_FOUND", message, field=name)
 
     def close(self) -> None:
-        """Ends the renderer of conversations."""
+        """Ends the renderer of conversations and the checker of constraints."""
+        self.grammars.close()
         if self.chat is not None:
             self.chat.close()
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from enum import Enum
 from typing import TypeVar
 
@@ -16,16 +17,20 @@ T = TypeVar("T")
 class PromptKind(Enum):
     """Kind of a request's prompt.
 
-    Each kind has threads of its own, so that text waits neither for templates, which can take a second, nor for images.
+    Each kind has threads of its own, so that text waits neither for templates, which can take a second, nor for images
+    or the grammars of structured output.
     """
 
     TEXT = "text"
     CHAT = "chat"
     IMAGES = "images"
+    GRAMMAR = "grammar"
 
 
 def kind_of(spec: Spec) -> PromptKind:
     """Returns the slowest kind that a prompt belongs to: a chat with images counts as images."""
+    if spec.structured is not None:
+        return PromptKind.GRAMMAR
     if spec.images:
         return PromptKind.IMAGES
     return PromptKind.CHAT if isinstance(spec.prompt, Chat) else PromptKind.TEXT
@@ -36,7 +41,8 @@ class PrepareWorkers:
 
     Args:
         threads: Count of threads for each kind of prompt.
-        places: Count of tasks that run or wait, of all kinds. No tenant of several has more than half.
+        places: Count of tasks that run or wait, of all kinds. No tenant of several has more than half. Those with
+            grammars, which wait for one process, have half at most.
     """
 
     def __init__(self, threads: int, places: int) -> None:
@@ -44,6 +50,7 @@ class PrepareWorkers:
             kind: ThreadPoolExecutor(threads, thread_name_prefix=f"quire-prepare-{kind.value}") for kind in PromptKind
         }
         self._places = Quota(places, "requests are being tokenized")
+        self._grammars = Quota(max(1, places // 2), "constraints are being checked")
 
     async def run(self, task: Callable[[], T], kind: PromptKind, tenant: str) -> T:
         """Runs a task in a thread of its kind, and returns its result.
@@ -52,7 +59,8 @@ class PrepareWorkers:
             RequestFailed: No place is left for the tenant.
             Exception: Any exception of `task`.
         """
-        with self._places.held(tenant):
+        of_kind = self._grammars.held(tenant) if kind is PromptKind.GRAMMAR else nullcontext()
+        with self._places.held(tenant), of_kind:
             return await asyncio.get_running_loop().run_in_executor(self._executors[kind], task)
 
     def shutdown(self) -> None:

@@ -31,10 +31,8 @@ class NotServed(Strict):
     """Fields of both endpoints that would change a response. Only neutral values are accepted."""
 
     store: Annotated[Any, only(False)] = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
 
     # vLLM's
-    structured_outputs: Annotated[Any, only({})] = None
     logprob_token_ids: Annotated[Any, only([])] = None
     thinking_token_budget: Annotated[Any, only(-1)] = None
     repetition_detection: Annotated[Any, only()] = None

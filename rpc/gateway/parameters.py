@@ -52,6 +52,8 @@ def names_of(asked: CommonRequest, position: int = 0) -> dict[str, str]:
         own["output.top_logprobs"] = "prompt_logprobs"
     if isinstance(asked, CompletionRequest) and len(asked.prompt) > 1:
         own["text"] = own["token_ids"] = f"prompt[{position}]"
+    for name, constraint in asked.constraints.items():
+        own[f"structured_output.{constraint.WhichOneof('constraint')}"] = own["structured_output"] = name
     return {theirs: ours for ours, theirs in SAME.items()} | OTHERS | own
 
 
@@ -122,6 +124,8 @@ def _common(asked: CommonRequest, spec: pb.GenerationSpec) -> None:
             sampling.beam_search.length_penalty = asked.length_penalty
     if (longest := asked.longest) is not None:
         spec.stopping.max_tokens = longest
+    for constraint in asked.constraints.values():
+        spec.structured_output.CopyFrom(constraint)
     output = spec.output
     output.top_logprobs = max(_alternatives(asked), asked.prompt_logprobs or 0)
     output.prompt_logprobs = asked.prompt_logprobs is not None

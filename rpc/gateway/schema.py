@@ -20,6 +20,7 @@ from rpc.gateway.fields import (
     only,
 )
 from rpc.gateway.regular import RegularFields
+from rpc.gateway.structured import Constrained
 
 NO_PENALTY = 1.0  # vLLM's default for length_penalty, which its clients send with any request
 REQUEST_ID = r"^[!-~]{1,96}$"  # visible ASCII; a server takes it with what is added to it
@@ -38,7 +39,7 @@ class StreamOptions(Strict):
     include_obfuscation: Annotated[Any, only(False)] = None
 
 
-class CommonRequest(RegularFields, Hints, NotServed):
+class CommonRequest(RegularFields, Constrained, Hints, NotServed):
     """A request of either endpoint. None is unset, as null is. Raises ApiError for fields that do not go together."""
 
     model: str | None = None
@@ -72,6 +73,8 @@ class CommonRequest(RegularFields, Hints, NotServed):
             raise ApiError(400, "prompt_logprobs is not available with stream", "prompt_logprobs")
         if self.length_penalty not in (None, NO_PENALTY) and not self.use_beam_search:
             raise ApiError(400, "length_penalty goes with use_beam_search alone", "length_penalty")
+        if len(self.constraints) > 1:
+            raise ApiError(400, "response_format and structured_outputs exclude each other", "structured_outputs")
         return self
 
     @property

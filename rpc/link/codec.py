@@ -216,6 +216,7 @@ def encode_info(info: EngineInfo) -> pb.ConnectResponse:
             numerics=info.numerics,
             metrics=info.metrics,
             logits_processors=limits.logits_processors,
+            structured_output=limits.structured_output,
         )
     )
 
@@ -229,6 +230,7 @@ def decode_info(message: pb.EngineInfo, request: RequestLimits) -> EngineInfo:
         message.sequences,
         request,
         tuple(message.logits_processors),
+        message.structured_output,
     )
     return EngineInfo(
         limits, message.pages, message.dtype, message.device, message.page_size, message.numerics, message.metrics

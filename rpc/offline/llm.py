@@ -36,8 +36,9 @@ from scheduler.keywords import explain_keywords
 from scheduler.parameters import Output, Sampling, Stopping
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 from scheduler.spec import Spec
+from scheduler.structured import Structured
 
-T = TypeVar("T", Sampling, Stopping, Output)
+T = TypeVar("T")
 Reader = Callable[[], ReadPrompt]
 Message = Mapping[str, Any]
 
@@ -135,6 +136,7 @@ class LLM:
         output: Output | Sequence[Output] | None = None,
         images: Images | Sequence[Images] | None = None,
         *,
+        structured: Structured | Sequence[Structured | None] | None = None,
         use_tqdm: bool | None = None,
     ) -> list[Completion]:
         """Runs the prompts together, and returns results in their order. Other threads' calls wait.
@@ -150,6 +152,7 @@ class LLM:
             stopping: Conditions of all prompts, or a list with one for each.
             output: Outputs of all prompts, or a list with one for each.
             images: PNG or JPEG files, as bytes or paths: a list for each prompt, or one for the only prompt.
+            structured: Constraint on all outputs, or a list with one for each prompt, None for none.
             use_tqdm: Shows a progress bar on standard error. None shows one if that is a terminal.
 
         Raises:
@@ -166,7 +169,7 @@ class LLM:
         if len(files) != len(listed):
             raise ValueError(f"{len(files)} lists of images for {len(listed)} prompts")
         readers = [lambda p=p, f=f: read_prompt(p, f) for p, f in zip(listed, files, strict=True)]
-        return self._run("prompts", one, readers, sampling, stopping, output, use_tqdm)
+        return self._run("prompts", one, readers, sampling, stopping, output, structured, use_tqdm)
 
     @explain_keywords("LLM.chat()", CHAT_KEYWORDS)
     def chat(
@@ -179,6 +182,7 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        structured: Structured | Sequence[Structured | None] | None = None,
         use_tqdm: bool | None = None,
     ) -> list[Completion]:
         """Generates the next message of each conversation; otherwise as `generate`.
@@ -193,6 +197,7 @@ class LLM:
             add_generation_prompt: Whether the template begins the model's next message.
             continue_final_message: Whether the output goes on from the text of the last message. Excludes
                 `add_generation_prompt`.
+            structured: Constraint on all outputs, or a list with one for each conversation, None for none.
             use_tqdm: Shows a progress bar on standard error. None shows one if that is a terminal.
         """
         how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
@@ -200,7 +205,7 @@ class LLM:
         one = is_one_conversation(listed)
         listed = [listed] if one else listed
         readers = [lambda c=c: read_conversation(c, arguments, **how) for c in listed]
-        return self._run("conversations", one, readers, sampling, stopping, output, use_tqdm)
+        return self._run("conversations", one, readers, sampling, stopping, output, structured, use_tqdm)
 
     def get_tokenizer(self) -> TextTokenizer:
         """The model's tokenizer: `encode` and `decode`."""
@@ -214,6 +219,7 @@ class LLM:
         sampling: Sampling | Sequence[Sampling] | None,
         stopping: Stopping | Sequence[Stopping] | None,
         output: Output | Sequence[Output] | None,
+        structured: Structured | Sequence[Structured | None] | None,
         use_tqdm: bool | None,
     ) -> list[Completion]:
         """Reads and checks all prompts, runs them together, and returns their results.
@@ -225,24 +231,26 @@ class LLM:
             sampling: See `generate`.
             stopping: See `generate`.
             output: See `generate`.
+            structured: See `generate`.
             use_tqdm: See `generate`.
         """
         ORIGIN.check()  # before the lock, which another thread may have held at the fork
         count = len(readers)
         requests = zip(
             readers,
-            _for_each(sampling, Sampling, "sampling", count),
-            _for_each(stopping, Stopping, "stopping", count),
-            _for_each(output, Output, "output", count),
+            _for_each(sampling, Sampling, "sampling", count, Sampling()),
+            _for_each(stopping, Stopping, "stopping", count, Stopping()),
+            _for_each(output, Output, "output", count, Output()),
+            _for_each(structured, Structured, "structured", count, None),
             strict=True,
         )
         with self._one_at_a_time:  # one queue has the outputs of all attempts
             if self._closed:
                 raise RuntimeError("this LLM is closed")
             streams, failures = list[RequestStream](), dict[int, Exception]()
-            for place, (read, how, until, what) in enumerate(requests):
+            for place, (read, how, until, what, constraint) in enumerate(requests):
                 try:
-                    streams.append(self._stream(read, how, until, what))
+                    streams.append(self._stream(read, how, until, what, constraint))
                 except (RequestFailed, OSError, ValueError) as failure:
                     failures[place] = failure
             if failures:
@@ -251,7 +259,9 @@ class LLM:
                 self._generate(streams, advance)
         return _results(kind, one, streams)
 
-    def _stream(self, read: Reader, sampling: Sampling, stopping: Stopping, output: Output) -> RequestStream:
+    def _stream(
+        self, read: Reader, sampling: Sampling, stopping: Stopping, output: Output, structured: Structured | None
+    ) -> RequestStream:
         """Reads and checks one prompt.
 
         Raises:
@@ -268,6 +278,7 @@ class LLM:
                 stopping=stopping,
                 output=output,
                 cache_salt=prompt.cache_salt,
+                structured=structured,
             )
         except InvalidRequest as error:
             raise invalid(error) from None
@@ -329,18 +340,20 @@ class LLM:
         self.close()
 
 
-def _for_each(value: T | Sequence[T] | None, kind: type[T], name: str, count: int) -> list[T]:
-    """Returns a setting for each of `count` prompts.
+def _for_each(value: T | Sequence[T] | None, kind: type[Any], name: str, count: int, default: T) -> list[T]:
+    """Returns a setting for each of `count` prompts; the default where there is none.
 
     Raises:
         TypeError: A value is no `kind`.
         ValueError: The list is not as long as that of the prompts.
     """
-    if value is None or isinstance(value, kind):
-        return [kind() if value is None else value] * count
+    if value is None:
+        return [default] * count
+    if isinstance(value, kind):
+        return [value] * count
     values: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
     for one in values:
-        if not isinstance(one, kind):
+        if not isinstance(one, kind) and not (one is None and default is None):
             found, wanted = type(one).__name__, kind.__name__
             raise TypeError(f"{name} is a {found}, must be a {wanted} or a list with one for each prompt")
     if len(values) != count:

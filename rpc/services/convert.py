@@ -19,6 +19,7 @@ from scheduler.parameter import parameters_of
 from scheduler.parameters import Beam, Output, Sampling, Stopping
 from scheduler.prompts import Chat, ChatMessage, ImageHere, Truncation, check_message_count
 from scheduler.spec import Spec
+from scheduler.structured import FIELD, KINDS, Structured
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ def spec_from(message: pb.GenerationSpec, tenant: str = DEFAULT_TENANT) -> Spec:
             priority=message.priority,
             tenant=tenant,
             truncation=_truncation(message.prompt_truncation) if message.HasField("prompt_truncation") else None,
+            structured=_structured(message.structured_output) if message.HasField("structured_output") else None,
         )
     except InvalidRequest as error:
         raise invalid(error) from None
@@ -121,6 +123,20 @@ def _chat(message: pb.Chat) -> Chat:
 
 def _truncation(message: pb.PromptTruncation) -> Truncation:
     return Truncation(_given(message, "tokens", None), message.keep_first)
+
+
+def _structured(message: pb.StructuredOutput) -> Structured:
+    match message.WhichOneof("constraint"):
+        case None:
+            raise InvalidRequest(FIELD, None, f"one of {', '.join(KINDS)} must be set")
+        case "choice":
+            return Structured.choice(tuple(message.choice.texts))
+        case "json_object":
+            if not message.json_object:
+                raise InvalidRequest(f"{FIELD}.json_object", False, "must be true")
+            return Structured.json_object()
+        case kind:
+            return Structured(kind, getattr(message, kind))
 
 
 def _content(message: pb.ChatMessage, number: int) -> str | tuple[str | ImageHere, ...]:

@@ -94,13 +94,13 @@ def test_of_completions(asked: dict[str, Any], param: str, says: str) -> None:
 
 UNSUPPORTED = {
     "tools": [{"type": "function"}], "tool_choice": "required", "functions": [{}], "function_call": {"name": "f"},
-    "response_format": {"type": "json_object"}, "audio": {}, "modalities": ["text", "audio"], "store": True,
+    "audio": {}, "modalities": ["text", "audio"], "store": True,
     "web_search_options": {}, "echo": True, "add_special_tokens": True, "include_reasoning": False,
     "documents": [{"text": "a"}], "chat_template": "{{ x }}", "media_io_kwargs": {"a": {}},
     "mm_processor_kwargs": {"a": 1},
 }  # fmt: skip
 UNSUPPORTED_IN_BOTH = {
-    "structured_outputs": {"json": "{}"}, "response_format": {"type": "json_object"}, "logprob_token_ids": [1],
+    "logprob_token_ids": [1],
     "thinking_token_budget": 5, "repetition_detection": {}, "watermarking": True, "return_weight_versions": True,
     "routed_experts_prompt_start": 1, "return_prompt_text": True, "kv_transfer_params": {"a": 1},
     "ec_transfer_params": {"a": 1}, "vllm_xargs": {"a": 1}, "store": True,

@@ -19,6 +19,7 @@ from model.sampling.builtin_processors import BUILT_IN, BannedSequences, LogitBi
 from model.sampling.logits_processors import LogitsProcessor, NamedFactory
 from model.sampling.processor_rows import KINDS, ProcessorRows
 from model.sampling.sampler import SamplingRows, sample
+from model.sampling.sources import ProcessorSources
 from scheduler.controls import NO_LOGITS_PARAMS, Controls, LogitsParams
 from scheduler.step import NO_TOKEN, Join
 from tests.support.examples import examples
@@ -107,7 +108,7 @@ ROWS = st.builds(
 
 def joined(rows: list[Asking], drawn: int = 0, users: bool = False) -> SamplingRows:
     """Each in its row; the last `drawn` tokens were drawn after the join."""
-    controls = SamplingRows(len(rows), [NamedFactory.of(LastByPosition)] if users else ())
+    controls = SamplingRows(len(rows), ProcessorSources([NamedFactory.of(LastByPosition)] if users else ()))
     for number, row in enumerate(rows):
         known = row.output[: max(0, len(row.output) - drawn)]
         tokens = np.array((*row.prompt, *known), np.int32)

@@ -138,7 +138,7 @@ def test_a_process_that_is_killed_while_it_renders_is_replaced_and_the_conversat
 
 
 def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model.inputs.chat_renderer.WAIT", 1.0)
+    monkeypatch.setattr("model.inputs.line_process.WAIT", 1.0)
     with rendering("x") as renderer:
         children()[0].suspend()
         assert serves(renderer)
@@ -215,6 +215,7 @@ def test_close_ends_what_is_being_rendered(monkeypatch: pytest.MonkeyPatch) -> N
 PARENT = """
 import sys, threading, time
 from pathlib import Path
+import psutil
 from model.inputs import chat_renderer
 from model.inputs.chat import ChatTemplate
 from model.inputs.chat_renderer import ChatRenderer
@@ -222,7 +223,7 @@ assert "jinja2" not in sys.modules
 renderer = ChatRenderer(ChatTemplate(sys.argv[1], Path("t"), {}))
 threading.Thread(target=renderer.render, args=([{"role": "user", "content": ""}], {}, 100), daemon=True).start()
 time.sleep(0.1)
-print(renderer._process.pid, flush=True)
+print(psutil.Process().children()[0].pid, flush=True)
 time.sleep(60)
 """
 

@@ -83,6 +83,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "bad_words": st.integers(0, 2**62),
         "bad_word_tokens": st.integers(0, 2**62),
         "logits_processors_args_bytes": st.integers(0, 2**62),
+        "structured_output_bytes": st.integers(0, 2**62),
         "top_logprobs": st.integers(0, 2**62),
         "sequence_count": COUNT,
         "beam_width": COUNT,

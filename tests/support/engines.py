@@ -74,8 +74,7 @@ class Rig:
             for index, known in enumerate(event.emitted if isinstance(event, Submit) else ()):
                 if known:
                     self.results[key_of(event.attempt, index)] = Result(list(known), [float("nan")] * len(known))
-        readiness = self.loaded.readiness
-        asked = events if readiness is None else with_ready(events, self.scheduler.held, readiness)
+        asked = with_ready(events, self.scheduler.held, self.loaded.readiness)
         plan = self.scheduler.schedule(self.now, asked)
         if plan is not None:
             self.loaded.runner.launch(plan)
@@ -186,7 +185,7 @@ def make_rig(
     policy = POLICIES[CacheSettings().eviction]
     cache = CacheManager(loaded.layout, loaded.pages, settings.max_sequences, policy, settings.ahead, tier)
     hasher = BlockHasher(bytes(32), loaded.numerics, page_size) if prefix_cache and not recompute else None
-    holds = loaded.readiness is not None
+    holds = loaded.readiness.asks_factories
     rig = Rig(loaded, Scheduler(settings, queue or QueueLimits(), cache, hasher, drafter, holds=holds))
     if ahead:
         loaded.runner.starter = start_late

@@ -15,9 +15,10 @@ from model.cpu.kernels.code import Code
 from model.cpu.kernels.element import FLOAT
 from model.cpu.kernels.program import Call, Machine
 from model.cpu.kernels.rows import shared_rows
-from model.cpu.kernels.values import FLOAT32, INT32, INT64, LANES, Value
+from model.cpu.kernels.values import FLOAT32, INT16, INT32, INT64, LANES, Value
 from model.sampling.random import GOLDEN, MIXERS
 from model.sampling.sampler import TORCH_OPS, Draws, Ints, Summary, draw_among
+from model.structured.forbidding import forbid
 
 MOST = 1024  # candidates for a top_p or a top_k
 # Distance of candidates below the largest scaled logit at first, its factor after a try, tries.
@@ -126,6 +127,30 @@ def write_candidates(code: Code) -> None:
         code.store(taken.value, counts + draw * 8)
 
 
+def write_forbid(code: Code) -> None:
+    """Writes the kernel that puts forbidden tokens at -inf.
+
+    Kernel arguments, all cells:
+        count: The number of masks.
+        rows: Row of logits of each mask, int64.
+        logits: Logits, float32.
+        stride: Bytes of a row of logits.
+        vocabulary: Logits of a row, those after the last 16 left out.
+        bits: Masks, a bit a token, 1 for an allowed one.
+        width: Bytes of a mask.
+    """
+    count, *cells = code.arguments(7)
+    rows, logits, stride, vocabulary, bits, width = map(code.held, cells)
+    with shared_rows(code, count) as mask:
+        target, source = logits + code.load(rows + mask * 8, INT64) * stride, bits + mask * width
+        numbers = code.lane_numbers()
+        with code.loop(0, vocabulary, LANES) as i:
+            word = code.widened(code.load(source + (i >> 3), INT16), INT32)
+            allowed = (code.splat(word) >> numbers & 1) > 0
+            place = target + i * 4
+            FLOAT.store(code, code.select(allowed, FLOAT.load(code, place), code.floats(-np.inf)), place)
+
+
 def gumbel(code: Code, x: Value) -> Value:
     """Computes `model.sampling.random.gumbel` of 16 keys that include their token ids, within float32.
 
@@ -189,6 +214,7 @@ class KernelOps:
         noise = "_".join(f"{number:x}" for number in (GOLDEN, *(n for mixer in MIXERS for n in mixer)))
         self._draw = machine.program([Call(f"draw_{noise}", write_draw, tuple(cells[:10]))])
         self._near = machine.program([Call("candidates", write_candidates, tuple(cells))])
+        self._forbid = machine.program([Call("forbid", write_forbid, tuple(cells[:7]))])
 
     def summary(self, logits: Tensor) -> Summary:
         logits, rows = _readable(logits), len(logits)
@@ -199,6 +225,20 @@ class KernelOps:
         )  # fmt: skip
         self._summary.run()
         return Summary(best, tokens, normal)
+
+    def forbid(self, logits: Tensor, rows: Ints, bits: NDArray[np.int32]) -> None:
+        whole = logits.shape[1] // LANES * LANES
+        if logits.stride(1) != 1 or 32 * bits.shape[1] < logits.shape[1]:
+            forbid(logits, rows, bits)
+            return
+        rows = np.ascontiguousarray(rows)
+        self._cells[:7] = (
+            len(rows), rows.ctypes.data, logits.data_ptr(), logits.stride(0) * 4, whole, bits.ctypes.data,
+            bits.strides[0],
+        )  # fmt: skip
+        self._forbid.run()
+        if whole < logits.shape[1]:
+            forbid(logits[:, whole:], rows, bits[:, whole // 32 :] >> whole % 32)
 
     def draw(self, logits: Tensor, draws: Draws) -> Ints:
         columns = _Columns.of(logits, draws)

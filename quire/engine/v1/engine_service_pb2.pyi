@@ -188,7 +188,7 @@ class Controls(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., logits_params: _Optional[_Union[LogitsParams, _Mapping]] = ..., prompt_logprobs: _Optional[bool] = ...) -> None: ...
 
 class LogitsParams(_message.Message):
-    __slots__ = ("allowed", "banned", "not_yet", "min_tokens", "biased", "biases", "repetition", "frequency", "presence", "processors_args")
+    __slots__ = ("allowed", "banned", "not_yet", "min_tokens", "biased", "biases", "repetition", "frequency", "presence", "processors_args", "grammar", "grammar_salt")
     ALLOWED_FIELD_NUMBER: _ClassVar[int]
     BANNED_FIELD_NUMBER: _ClassVar[int]
     NOT_YET_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +199,8 @@ class LogitsParams(_message.Message):
     FREQUENCY_FIELD_NUMBER: _ClassVar[int]
     PRESENCE_FIELD_NUMBER: _ClassVar[int]
     PROCESSORS_ARGS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_SALT_FIELD_NUMBER: _ClassVar[int]
     allowed: _containers.RepeatedScalarFieldContainer[int]
     banned: _containers.RepeatedCompositeFieldContainer[Tokens]
     not_yet: _containers.RepeatedScalarFieldContainer[int]
@@ -209,7 +211,9 @@ class LogitsParams(_message.Message):
     frequency: float
     presence: float
     processors_args: _containers.RepeatedCompositeFieldContainer[ProcessorArgs]
-    def __init__(self, allowed: _Optional[_Iterable[int]] = ..., banned: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., not_yet: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., biased: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., repetition: _Optional[float] = ..., frequency: _Optional[float] = ..., presence: _Optional[float] = ..., processors_args: _Optional[_Iterable[_Union[ProcessorArgs, _Mapping]]] = ...) -> None: ...
+    grammar: str
+    grammar_salt: str
+    def __init__(self, allowed: _Optional[_Iterable[int]] = ..., banned: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., not_yet: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., biased: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., repetition: _Optional[float] = ..., frequency: _Optional[float] = ..., presence: _Optional[float] = ..., processors_args: _Optional[_Iterable[_Union[ProcessorArgs, _Mapping]]] = ..., grammar: _Optional[str] = ..., grammar_salt: _Optional[str] = ...) -> None: ...
 
 class ProcessorArgs(_message.Message):
     __slots__ = ("name", "args")
@@ -238,7 +242,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, info: _Optional[_Union[EngineInfo, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., stalled: _Optional[float] = ..., overdue: _Optional[str] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("vocabulary", "context", "pool_tokens", "sequences", "pages", "dtype", "device", "page_size", "numerics", "metrics", "logits_processors")
+    __slots__ = ("vocabulary", "context", "pool_tokens", "sequences", "pages", "dtype", "device", "page_size", "numerics", "metrics", "logits_processors", "structured_output")
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     POOL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +254,7 @@ class EngineInfo(_message.Message):
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     LOGITS_PROCESSORS_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     vocabulary: int
     context: int
     pool_tokens: int
@@ -261,7 +266,8 @@ class EngineInfo(_message.Message):
     numerics: bytes
     metrics: str
     logits_processors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., pool_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pages: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., numerics: _Optional[bytes] = ..., metrics: _Optional[str] = ..., logits_processors: _Optional[_Iterable[str]] = ...) -> None: ...
+    structured_output: bool
+    def __init__(self, vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., pool_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pages: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., numerics: _Optional[bytes] = ..., metrics: _Optional[str] = ..., logits_processors: _Optional[_Iterable[str]] = ..., structured_output: _Optional[bool] = ...) -> None: ...
 
 class Outputs(_message.Message):
     __slots__ = ("attempts", "positions", "tokens", "chosen", "rank", "alternatives", "top_ids", "top", "starts", "ends", "stats", "step_seconds", "answers", "prompt_parts", "indices", "overheads", "kv_events")

@@ -46,6 +46,11 @@ NAMES = {
     "stopping.include_stop": "include_stop_str_in_output",
     "output.top_logprobs": "logprobs",
     "max_queue_time": "timeout",
+    "structured_output.json_schema": "structured_outputs.json",
+    "structured_output.json_object": "structured_outputs.json_object",
+    "structured_output.regex": "structured_outputs.regex",
+    "structured_output.choice": "structured_outputs.choice",
+    "structured_output.grammar": "structured_outputs.grammar",
 }
 """This protocol's names of Spec's fields, where the two differ."""
 
@@ -137,6 +142,7 @@ def _spec(model: str, text: str, inputs: Inputs, parameters: Parameters, own: Va
             skip_special_tokens=parameters.skip_special_tokens,
         ),
         max_queue_time=timeout / 1e6 if timeout else None,
+        structured=parameters.structured,
     )
 
 

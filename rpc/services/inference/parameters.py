@@ -14,6 +14,7 @@ from scheduler.invalid import InvalidRequest
 from scheduler.limits import ModelDefaults
 from scheduler.parameter import Parameter, parameters_of
 from scheduler.parameters import Sampling, Stopping
+from scheduler.structured import FIELD, Structured
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ class Parameters:
     prompt_logprobs: int | None
     text: bool
     skip_special_tokens: bool
+    structured: Structured | None = None
 
     @property
     def top_logprobs(self) -> int:
@@ -69,6 +71,7 @@ def read_parameters(given: Mapping[str, object]) -> Parameters:
         values.integer("prompt_logprobs", None),
         values.truth("detokenize", True),
         values.truth("skip_special_tokens", True),
+        _structured(values),
     )
     for name, value in values.left.items():
         if name not in NEUTRAL or value != NEUTRAL[name]:
@@ -105,6 +108,30 @@ def _sampling(values: Values) -> Sampling:
         logit_bias=values.pairs("logit_bias"),
         allowed_token_ids=allowed or (),
     )
+
+
+def _structured(values: Values) -> Structured | None:
+    given = values.constraint("structured_outputs")
+    try:
+        return _constraint(given) if given else None
+    except InvalidRequest as error:  # its names are the native API's
+        raise error.of(error.field.replace(FIELD, "structured_outputs").replace(".json_schema", ".json")) from None
+
+
+def _constraint(given: Mapping[str, object]) -> Structured:
+    match given:
+        case {"json": dict() | str() as schema, **rest} if not rest:
+            return Structured.json_schema(schema)
+        case {"regex": str(text), **rest} if not rest:
+            return Structured.regex(text)
+        case {"choice": list() as texts, **rest} if not rest:
+            return Structured.choice(texts)
+        case {"grammar": str(text), **rest} if not rest:
+            return Structured.grammar(text)
+        case {"json_object": True, **rest} if not rest:
+            return Structured.json_object()
+    found = ", ".join(given)[:SHOWN]
+    raise InvalidRequest(FIELD, found, "must have one of json, regex, choice, grammar and json_object")
 
 
 def _stopping(values: Values) -> Stopping:

@@ -105,6 +105,13 @@ class Values:
             raise _refused(name, value, "must be an object of numbers by token id")
         return tuple(sorted((_integer(name, key), _number(f"{name}[{key[:LONGEST]}]", value[key])) for key in value))
 
+    def constraint(self, name: str) -> dict[str, object]:
+        """Takes an object, without what is null or false in it. A string is one as JSON."""
+        value = self._nested(name)
+        if not isinstance(value, dict | None):
+            raise _refused(name, value, "must be an object")
+        return {key: one for key, one in (value or {}).items() if one is not None and one is not False}
+
     def _nested(self, name: str) -> object:
         value = self.left.pop(name, None)
         return read_json(name, value.encode(errors="replace")) if isinstance(value, str) else value

@@ -110,3 +110,22 @@ def test_noise_is_that_of_float64(machine: Machine) -> None:
     np.testing.assert_allclose(out.double(), expected, atol=2e-6, rtol=1e-6)
     assert expected.max() > 10
     assert expected.min() < -2
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5, 16, 17, 31, 32, 33, 48, 320, 2063])
+@pytest.mark.parametrize("more", [0, 3], ids=["masks as wide", "masks wider"])
+def test_forbidden_tokens_are_those_whose_bit_is_0(machine: Machine, vocabulary: int, more: int) -> None:
+    rng = np.random.default_rng(vocabulary)
+    words, rows = -(-vocabulary // 32) + more, np.array([0, 2, 5])
+    bits = rng.integers(-(2**31), 2**31 - 1, (3, words)).astype(np.int32)
+    bits[2] = -1
+    for given in (random(7, vocabulary), random(7, vocabulary + 40)[:, 3 : vocabulary + 3]):
+        expected = given.clone()
+        for row, mask in zip(rows.tolist(), bits, strict=True):
+            for token in range(vocabulary):
+                if not mask[token // 32] >> token % 32 & 1:
+                    expected[row, token] = -torch.inf
+        for ops in (KernelOps(machine), TORCH_OPS):
+            found = given.clone()
+            ops.forbid(found, rows, bits)
+            assert torch.equal(found, expected)

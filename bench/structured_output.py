@@ -1,0 +1,189 @@
+"""Measures structured output: what a mask and a grammar take, and a batch whose rows all have a JSON schema.
+
+The tokenizer is a BPE as large as the model's vocabulary, trained on the sources of Python's standard library, since
+the time of a mask depends on the tokens. Weights are random, so that a constrained row draws all that its schema
+allows.
+
+`mask` and `advance` are of one row and one token: which tokens may follow, and the matcher's step. `compile` is what an
+engine does with a grammar that it has not seen, `check` what the frontend's process does before, `start` what a request
+costs whose grammar is known. In the batch 16 requests of 32 tokens get 256 tokens each, all of them free and all of
+them with a schema in turn.
+
+python -m bench.structured_output [--model qwen3-0.6b] [--rounds 3]
+"""
+
+import random
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import psutil
+import typer
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from bench.figures import AsJson, show
+from bench.shapes import MODELS, write_model
+from model.inputs.grammar_checker import GrammarChecker
+from model.inputs.grammars import grammar_of, limits
+from model.structured.vocabulary import load_vocabulary
+from rpc.offline.llm import LLM
+from scheduler.parameters import Sampling, Stopping
+from scheduler.structured import Structured
+
+T = TypeVar("T")
+
+END = 0
+ROWS, PROMPT, NEW = 16, 32, 256
+WALKS, LONGEST = 20, 200  # random outputs of each constraint, and their tokens
+CORPUS = 60 * 2**20  # bytes that the tokenizer is trained on
+
+SHORT = {"type": "string", "maxLength": 40}
+
+
+def _tool(number: int) -> dict[str, Any]:
+    properties: dict[str, Any] = {
+        "query": {"type": "string"}, "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+        "sort": {"enum": ["relevance", "date", "price"]}, "tags": {"type": "array", "items": SHORT},
+        "range": {"type": "object", "properties": {"from": {"type": "string", "format": "date"},
+                                                   "to": {"type": "string", "format": "date"}}},
+    }  # fmt: skip
+    arguments = {"type": "object", "properties": properties, "required": ["query"], "additionalProperties": False}
+    called = {"name": {"const": f"search_{number}"}, "arguments": arguments}
+    return {"type": "object", "properties": called, "required": ["name", "arguments"], "additionalProperties": False}
+
+
+RECORDS = {
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": SHORT, "age": {"type": "integer", "minimum": 0}, "email": {"type": "string", "format": "email"},
+        },
+        "required": ["name", "age", "email"],
+        "additionalProperties": False,
+    },
+}  # fmt: skip
+CONSTRAINTS = {
+    "ten tools": Structured.json_schema({"anyOf": [_tool(number) for number in range(10)]}),
+    "records": Structured.json_schema(RECORDS),
+    "any JSON object": Structured.json_object(),
+    "regex": Structured.regex(r"[A-Za-z ]{1,80}: [0-9]{1,6}(\.[0-9]{2})? (EUR|USD)"),
+    "choice of 100": Structured.choice([f"category number {number}" for number in range(100)]),
+}
+
+
+def write_tokenizer(directory: Path, vocabulary: int) -> None:
+    """Trains and writes a byte-level BPE of so many tokens, whose first one ends a text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(_sources(), trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def _sources() -> Iterator[str]:
+    size = 0
+    for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")):
+        for file in sorted(Path(folder).rglob("*.py")):
+            text = file.read_text(encoding="utf-8", errors="ignore")
+            size += len(text)
+            if size > CORPUS:
+                return
+            yield text
+
+
+def timed(call: Callable[[], T]) -> tuple[T, float]:
+    """Calls; returns the result and the seconds."""
+    began = time.perf_counter()
+    made = call()
+    return made, time.perf_counter() - began
+
+
+def of_one_row(structured: Structured, vocabulary: LLTokenizer, width: int) -> dict[str, float]:
+    """Walks through random outputs. Returns microseconds and milliseconds."""
+    grammar, rng = grammar_of(structured.kind, structured.text), random.Random(0)
+    masks, advances, bits = list[float](), list[float](), np.empty((width + 31) // 32, np.int32)
+    first, compiled = timed(lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=limits()))
+    first_mask = timed(lambda: first.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes))[1]
+    starts = [timed(first.deep_copy)[1] for _ in range(20)]
+    for _ in range(WALKS):
+        matcher = first.deep_copy()
+        for _ in range(LONGEST):
+            masks.append(timed(lambda m=matcher: m.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes))[1])  # type: ignore[misc]
+            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+            if matcher.is_stopped() or not len(allowed):
+                break
+            token = int(rng.choice(allowed))
+            advances.append(timed(lambda m=matcher, t=token: m.consume_token(t))[1])  # type: ignore[misc]
+            if matcher.is_stopped():
+                break
+    checker = GrammarChecker()
+    try:
+        checker.grammar(Structured.regex("a"), "")
+        checked = timed(lambda: checker.grammar(structured, ""))[1]
+    finally:
+        checker.close()
+    return {
+        "mask_median_us": 1e6 * median(masks),
+        "mask_p99_us": 1e6 * float(np.percentile(masks, 99)),
+        "mask_most_us": 1e6 * max(masks),
+        "advance_median_us": 1e6 * median(advances),
+        "check_ms": 1e3 * checked,
+        "compile_ms": 1e3 * compiled,
+        "first_mask_ms": 1e3 * first_mask,
+        "start_us": 1e6 * median(starts),
+    }
+
+
+def of_a_batch(llm: LLM, width: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Returns output tokens a second of free and of constrained batches, in turns."""
+    rng = random.Random(1)
+    prompts = [[rng.randrange(1, width) for _ in range(PROMPT)] for _ in range(ROWS)]
+    sampling = [Sampling(temperature=1.0, seed=row) for row in range(ROWS)]
+    rates: dict[str, list[float]] = {"free": [], "all rows with a schema": []}
+    for number in range(rounds + 1):
+        for side, found in rates.items():
+            structured = None if side == "free" else CONSTRAINTS["records"]
+            stopping = Stopping(max_tokens=NEW, ignore_eos=structured is None)
+            results, seconds = timed(
+                lambda s=structured, until=stopping: llm.generate(
+                    prompts, sampling, until, structured=s, use_tqdm=False
+                )  # type: ignore[misc]
+            )
+            if number:  # the first round compiles kernels and grammar
+                found.append(sum(len(one.token_ids) for one in results) / seconds)
+    return {side: {"tokens_per_s": median(found)} for side, found in rates.items()}
+
+
+def main(
+    model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "qwen3-0.6b",
+    rounds: Annotated[int, typer.Option(help="Batches of each side.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Measure masks, grammars, and a batch in which every row has a schema."""
+    width = MODELS[model]["vocab_size"]
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        write_tokenizer(directory, width)
+        write_model(directory, MODELS[model] | {"eos_token_id": END})
+        vocabulary, seconds = timed(lambda: load_vocabulary(directory, width, (END,)))
+        rows = {name: of_one_row(structured, vocabulary, width) for name, structured in CONSTRAINTS.items()}
+        show(f"One row, {width:,} tokens; the vocabulary is read in {seconds:.2f} s", rows, as_json)
+        with LLM(str(directory), prefix_cache=False) as llm:
+            psutil.cpu_percent()
+            show(f"{model}, {ROWS} rows of {NEW} tokens", of_a_batch(llm, width, rounds), as_json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,115 @@
+"""Checks constraints: the frontend's side of `model.inputs.grammar_process`."""
+
+import json
+import logging
+import signal
+import threading
+from collections import OrderedDict
+
+from model.inputs.grammars import GrammarRefused
+from model.inputs.line_process import LineProcess
+from scheduler.structured import Structured
+
+log = logging.getLogger("quire.inputs")
+
+SECONDS = 1.0  # processor time for a constraint
+MEMORY = 1 << 30  # bytes of address space; 240 MiB are taken at the start, most of them for threads' stacks
+MOST_CACHED = 512  # answers
+TRIES = 2  # a process may be killed by others, as by the kernel where memory is short
+CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)  # of the constraint: a stack that is full, an allocation
+MOST_ANSWER = 64 * 2**20  # bytes; a grammar is about as long as its constraint
+
+
+class GrammarUnchecked(RuntimeError):
+    """The process died of something else than the constraint, again and again. Says how."""
+
+
+class GrammarChecker:
+    """One process, which tries one constraint at a time. It starts at the first one, and again after its end.
+
+    Safe to use from several threads. Answers are cached by tenant, so that none learns from the time of an answer which
+    constraints another one has.
+    """
+
+    def __init__(self) -> None:
+        self._asking = threading.Lock()  # held from a line to its answer
+        self._caching = threading.Lock()
+        self._process: LineProcess | None = None
+        self._cached: OrderedDict[tuple[str, Structured], str | GrammarRefused] = OrderedDict()
+        self._closed = False
+
+    def grammar(self, structured: Structured, sharing: str) -> str:
+        """Returns the grammar of a constraint, which an engine compiles.
+
+        Args:
+            structured: The constraint.
+            sharing: Requests that share the answer, as in `Spec.sharing`.
+
+        Raises:
+            GrammarRefused: It is malformed, cannot be enforced, or takes too much time or memory.
+            GrammarUnchecked: The process cannot be started, or dies of something else.
+            RuntimeError: The checker is closed.
+        """
+        key = (sharing, structured)
+        if (found := self._find(key)) is None:
+            with self._asking:
+                if (found := self._find(key)) is None:  # another thread may have asked the same
+                    found = self._ask(structured)
+                    self._cache(key, found)
+        if isinstance(found, GrammarRefused):
+            raise GrammarRefused(str(found))
+        return found
+
+    def _find(self, key: tuple[str, Structured]) -> str | GrammarRefused | None:
+        with self._caching:
+            found = self._cached.get(key)
+            if found is not None:
+                self._cached.move_to_end(key)
+            return found
+
+    def _cache(self, key: tuple[str, Structured], answer: str | GrammarRefused) -> None:
+        with self._caching:
+            self._cached[key] = answer
+            while len(self._cached) > MOST_CACHED:
+                self._cached.popitem(last=False)
+
+    def _ask(self, structured: Structured) -> str | GrammarRefused:
+        line = json.dumps({"kind": structured.kind, "text": structured.text})
+        for _ in range(TRIES):
+            answer, code = self._exchange(line)
+            if answer is not None:
+                return answer["grammar"] if "grammar" in answer else GrammarRefused(answer["refused"])
+            if code == -signal.SIGPROF:
+                return GrammarRefused(f"it takes more than {SECONDS:g} s to compile")
+            if code in CRASHES:
+                return GrammarRefused("it is too complex")
+            log.warning("the process that checks grammars ended (code %d) or hung", code)
+        raise GrammarUnchecked("the constraint could not be checked: its process ended or hung")
+
+    def _exchange(self, line: str) -> tuple[dict[str, str] | None, int]:
+        """Returns the answer, or None and the exit code of the process, which has ended then."""
+        if self._closed:
+            raise RuntimeError("this checker is closed")
+        if self._process is None:
+            try:
+                self._process = LineProcess("model.inputs.grammar_process")
+            except OSError as error:
+                raise GrammarUnchecked(f"the constraint could not be checked: {error.strerror}") from None
+            if self._process.ask(json.dumps({"memory": MEMORY, "seconds": SECONDS}), 2**16) is None:
+                return None, self._end()
+        answer = self._process.ask(line, MOST_ANSWER)
+        return (None, self._end()) if answer is None else (answer, 0)
+
+    def _end(self) -> int:
+        process, self._process = self._process, None
+        return 0 if process is None else process.end()
+
+    def close(self) -> None:
+        """Ends the process; a thread that waits for it gets an error. A second call does nothing."""
+        self._closed = True
+        # Killed without the lock: a thread that asks holds it until the process answers or ends.
+        process = self._process
+        if process is not None:
+            process.kill()
+        with self._asking:
+            self._end()

@@ -1,0 +1,165 @@
+"""Constraints as grammars of llguidance, and what of them is refused.
+
+llguidance (Moskal and others, 2024) reads JSON schemas, regular expressions and context-free grammars, and computes
+which tokens may follow. A frontend translates a constraint and tries the grammar in a process with limits
+(`model.inputs.grammar_process`). An engine gets the grammar alone.
+"""
+
+import json
+import re
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from scheduler.structured import CHOICE, JSON_OBJECT, JSON_SCHEMA, REGEX
+
+WHITESPACE = r" |\n {0,40}"  # between JSON tokens: a space, or a new line with its indentation; a run would have no end
+NO_TEXT = ("NoExtension", "NoExtensionBias")  # the library's names
+# Without \u, as that could write a known property's name in letters that the schema does not see.
+JSON_FORM: Any = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": '"\\bfnrt'}
+LONGEST_NAMED = 200  # characters of an error of the library that are shown
+
+
+class GrammarRefused(Exception):
+    """A constraint cannot be kept. Says why."""
+
+
+def limits() -> LLParserLimits:
+    """Bounds on compiling a grammar and on a mask. They hold in the trial and in an engine alike."""
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,  # 20 ms
+        step_lexer_fuel=200_000,  # 14 ms
+        step_max_items=50_000,  # 3 ms
+        max_lexer_states=50_000,  # 100 MB
+        max_grammar_size=500_000,
+        verbose_errors=False,  # they would quote the output
+    )
+
+
+def grammar_of(kind: str, text: str) -> str:
+    """Returns a constraint, as in `scheduler.structured.Structured`, as a grammar of llguidance.
+
+    Raises:
+        GrammarRefused: It is malformed, or has a keyword that is not enforced.
+    """
+    if kind in (JSON_SCHEMA, JSON_OBJECT):
+        schema = {"type": "object"} if kind == JSON_OBJECT else read_schema(text)
+        return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_FORM)
+    if kind == REGEX:
+        return LLMatcher.grammar_from_regex(text)
+    if kind == CHOICE:
+        texts = sorted(set(json.loads(text)))
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in texts))
+    if "::=" not in text:
+        _check_lark(text)
+        return LLMatcher.grammar_from_lark(text)
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(text))
+    except RecursionError:
+        raise GrammarRefused("it is nested too deeply") from None
+    except Exception as error:  # the converter of GBNF raises what it likes
+        raise GrammarRefused(shown(str(error))) from None
+
+
+def read_schema(text: str) -> dict[str, Any]:
+    """Reads a JSON schema.
+
+    Raises:
+        GrammarRefused: It is no JSON object, or has a keyword that llguidance would ignore or understand otherwise.
+    """
+    try:
+        schema = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise GrammarRefused(f"it is no JSON: {shown(str(error))}") from None
+    if not isinstance(schema, dict):
+        raise GrammarRefused("it must be a JSON object; as a schema true means {}")
+    if CONTROLS.search(json.dumps(schema, ensure_ascii=False)):
+        raise GrammarRefused("it has control characters, which JSON can only write in \\u escapes")
+    _check_schema(schema, "")
+    return schema
+
+
+def _no_number(name: str) -> object:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+CONTROLS = re.compile(r"\\u00[01]|\x7f")  # in JSON, where \b, \f, \n, \r and \t have escapes of their own
+DRAFTS = ("draft/2020-12", "draft/2019-09", "draft-07", "draft-06")
+INNER = ("items", "additionalProperties", "additionalItems")
+INNER_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+INNER_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+
+
+def _check_schema(schema: Any, where: str) -> None:
+    """Refuses what llguidance does not refuse itself; `where` is a JSON pointer."""
+    if not isinstance(schema, dict):
+        return
+    if "x-guidance" in schema:
+        raise GrammarRefused(f"{where}/x-guidance: options of the library are the server's")
+    for name in ("exclusiveMinimum", "exclusiveMaximum"):
+        if isinstance(schema.get(name), bool):
+            raise GrammarRefused(f"{where}/{name}: must be a number, as from draft 6 on")
+    draft = schema.get("$schema")
+    if draft is not None and not (isinstance(draft, str) and any(known in draft for known in DRAFTS)):
+        raise GrammarRefused(f"{where}/$schema: {shown(str(draft))} is not read; JSON Schema 2020-12 is")
+    for name in INNER:
+        _check_schema(schema.get(name), f"{where}/{name}")
+    for name in INNER_LISTS:
+        for i, inner in enumerate(schema[name] if isinstance(schema.get(name), list) else ()):
+            _check_schema(inner, f"{where}/{name}/{i}")
+    for name in INNER_MAPS:
+        for key, inner in schema[name].items() if isinstance(schema.get(name), dict) else ():
+            _check_schema(inner, f"{where}/{name}/{key}")
+
+
+LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
+
+
+def _check_lark(text: str) -> None:
+    """Refuses token ids, which mean other texts in other models, and options of the library."""
+    bare = LITERALS.sub("", text)
+    for refused in ("<", "%llguidance", "%json"):
+        if refused in bare:
+            what = "special tokens and token ids" if refused == "<" else refused
+            raise GrammarRefused(f"{what} are not supported in a grammar")
+
+
+def try_grammar(grammar: str, tokenizer: LLTokenizer) -> None:
+    """Compiles a grammar and computes its first mask.
+
+    Raises:
+        GrammarRefused: It cannot be compiled within `limits`, or allows no text at all.
+    """
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=limits())
+    if failed:
+        raise _refused(messages[0])
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
+    mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+    if matcher.is_error() or not any(mask):
+        raise _refused(matcher.get_error() or NO_TEXT[0])
+
+
+def _refused(message: str) -> GrammarRefused:
+    return GrammarRefused("it allows no text" if shown(message) in NO_TEXT else shown(message))
+
+
+def shown(message: str) -> str:
+    """Returns the error in a message of the library, on one line: other lines quote the grammar."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    first = next(iter([*named, *lines]), "the grammar is invalid")
+    return first if len(first) <= LONGEST_NAMED else first[: LONGEST_NAMED - 3] + "..."
+
+
+class ByteVocabulary:
+    """A vocabulary of all bytes and one end token, in the form that `LLTokenizer` takes."""
+
+    is_tokenizer_wrapper = True
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"")
+    special_token_ids = (256,)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)

@@ -1,0 +1,1 @@
+"""Structured output in an engine: grammars, the tokens that may follow, and masks of logits."""

@@ -1,0 +1,90 @@
+"""The logits processor of a constraint on the output: it forbids tokens with which that could not be completed."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.errors import RequestFault
+from model.structured.forbidding import Forbid
+from model.structured.grammar_store import GrammarStore
+from scheduler.controls import LogitsParams
+
+FINITE = -1e30  # logit at which a forbidden end token can be drawn where nothing else can
+
+Ints = NDArray[np.int64]
+
+
+class GrammarMask:
+    """The constraint of one sequence. Applies after all other processors, so that none of them can break it.
+
+    An output that is complete, and that nothing can follow, ends: its end tokens are drawn whatever other controls say.
+    """
+
+    def __init__(self, matcher: LLMatcher | RequestFault, words: int = 0) -> None:
+        """Makes the constraint at the start of an output.
+
+        Args:
+            matcher: Its matcher, or why its grammar has none, which `apply_rows` raises.
+            words: Words of 32 bits in a mask.
+        """
+        self._matcher, self.words = matcher, words
+
+    @classmethod
+    def of(cls, params: LogitsParams, store: GrammarStore | None) -> Self | None:
+        """Makes the constraint of a sequence; None where its request has none."""
+        if not params.grammar:
+            return None
+        if store is None:
+            return cls(RequestFault("structured_output is not available with this model"))
+        try:
+            return cls(store.matcher(params.grammar, params.grammar_salt), store.words)
+        except RequestFault as fault:
+            return cls(fault)
+
+    def drew(self, token: int) -> None:
+        """Records the next output token."""
+        if isinstance(self._matcher, LLMatcher) and not self._matcher.consume_token(token):
+            self._matcher = _fault_of(self._matcher, f"token {token} of the output cannot follow those before it")
+
+    def _fill(self, bits: NDArray[np.int32]) -> bool:
+        """Writes the mask of the next draw, a bit a token, [ceil(vocabulary / 32)] int32.
+
+        Returns:
+            Whether the sequence can only end.
+
+        Raises:
+            RequestFault: The matcher has failed.
+        """
+        if isinstance(self._matcher, LLMatcher):
+            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            if not self._matcher.is_error():
+                return self._matcher.is_stopped()
+            self._matcher = _fault_of(self._matcher, "the grammar is too complex")
+        raise self._matcher
+
+    @classmethod
+    def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], forbid: Forbid) -> None:
+        """Forbids tokens of a step's rows, in place.
+
+        Args:
+            logits: [m, vocabulary] float32.
+            rows: [n] int64. Index in `logits` of each processor's row, ascending.
+            processors: [n] constraints.
+            forbid: Applies masks.
+
+        Raises:
+            RequestFault: A matcher has failed.
+        """
+        bits = np.empty((len(rows), max(processor.words for processor in processors)), np.int32)
+        over = [processor._fill(bits[i]) for i, processor in enumerate(processors)]
+        for row in rows[over].tolist():
+            logits[row].clamp_(min=FINITE)
+        forbid(logits, rows, bits)
+
+
+def _fault_of(matcher: LLMatcher, what: str) -> RequestFault:
+    return RequestFault(f"structured_output cannot be kept: {what} ({matcher.stop_reason()})")

@@ -1,0 +1,121 @@
+"""Compiled grammars of an engine, cached by content."""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from llguidance import LLMatcher, LLTokenizer
+
+from model.errors import CheckpointError, RequestFault
+from model.inputs.grammars import limits, shown
+
+MOST_CACHED = 256  # grammars that no request waits for
+
+log = logging.getLogger("quire.sampling")
+
+Key = tuple[str, str]
+"""A grammar, and the salt of those who share its compiled form."""
+
+
+class GrammarStore:
+    """Compiles grammars in a thread of its own, one after the other, and caches those that were used last.
+
+    A grammar is cached by its text and by the salt of its tenant, so that none learns from the time of an answer which
+    constraints another one has.
+    """
+
+    def __init__(self, vocabulary: Callable[[], LLTokenizer]) -> None:
+        """Begins to read the vocabulary.
+
+        Args:
+            vocabulary: Loads the model's vocabulary. Called once, in the thread.
+        """
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="quire-grammars")
+        self._vocabulary = self._compiler.submit(vocabulary)
+        self._lock = threading.Lock()
+        self._cached: OrderedDict[Key, Future[LLMatcher]] = OrderedDict()
+        self._awaited: frozenset[Key] = frozenset()
+
+    def opened(self) -> bool:
+        """Waits for the vocabulary. Returns whether there is one; the log says why there is none."""
+        try:
+            self._vocabulary.result()
+        except CheckpointError as error:
+            log.warning("structured output is not available: %s", error)
+            return False
+        return True
+
+    @property
+    def words(self) -> int:
+        """Words of 32 bits in a mask."""
+        return (self._vocabulary.result().vocab_size + 31) // 32
+
+    @property
+    def count(self) -> int:
+        """The number of cached grammars, of which some may wait for their compilation."""
+        return len(self._cached)
+
+    def await_only(self, awaited: Collection[Key]) -> None:
+        """Says which grammars requests wait for. Others that are not compiled yet never will be."""
+        with self._lock:
+            self._awaited = frozenset(awaited)
+            for key in [key for key, future in self._cached.items() if key not in self._awaited and future.cancel()]:
+                del self._cached[key]
+
+    def ready(self, grammar: str, salt: str) -> bool:
+        """Returns whether a matcher can be made at once; begins to compile the grammar where it is not.
+
+        Raises:
+            RequestFault: The grammar cannot be compiled.
+        """
+        key = (grammar, salt)
+        with self._lock:
+            future = self._cached.get(key)
+            if future is None:
+                future = self._cached[key] = self._compiler.submit(self._compiled, grammar)
+            self._use(key)
+        if not future.done():
+            return False
+        future.result()
+        return True
+
+    def matcher(self, grammar: str, salt: str) -> LLMatcher:
+        """Returns a matcher at the start of the output. Compiles the grammar where `ready` was not asked before.
+
+        Raises:
+            RequestFault: The grammar cannot be compiled.
+        """
+        key = (grammar, salt)
+        with self._lock:
+            future = self._cached.get(key)
+        if future is None or not future.done():
+            future = Future()
+            future.set_result(self._compiled(grammar))
+        with self._lock:
+            self._cached[key] = future
+            self._use(key)
+        return future.result().deep_copy()
+
+    def _use(self, key: Key) -> None:
+        """Puts a grammar behind all others in the order of use, and evicts the first ones. Called with the lock."""
+        self._cached.move_to_end(key)
+        if len(self._cached) > MOST_CACHED:
+            idle = [one for one in self._cached if one not in self._awaited and one != key]
+            for one in idle[: len(self._cached) - MOST_CACHED]:
+                del self._cached[one]
+
+    def _compiled(self, grammar: str) -> LLMatcher:
+        try:
+            matcher = LLMatcher(self._vocabulary.result(), grammar, log_level=0, limits=limits())
+        except BaseException as error:  # a panic of the library's Rust code is no Exception
+            log.exception("a grammar cannot be compiled")
+            raise RequestFault(f"structured_output cannot be compiled: {type(error).__name__}") from None
+        if matcher.is_error():
+            raise RequestFault(f"structured_output cannot be compiled: {shown(matcher.get_error())}")
+        return matcher
+
+    def close(self) -> None:
+        """Ends the thread after the grammar that it compiles."""
+        self._compiler.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,111 @@
+"""Structured output through real servers: unchanged clients, the command line, and an engine that is killed."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel, Field
+from quire import Client, InvalidRequestError
+
+from tests.e2e.test_replicas import ENGINE
+from tests.support.checkpoints import write_llama
+from tests.support.forking import run_quire
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.processes import tree
+from tests.support.server import RunningServer, running_server
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+MODEL = "tiny"
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=8)
+    age: int = Field(ge=0, le=150)
+
+
+NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 150, "maxItems": 150}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    directory = write_llama(tmp_path_factory.mktemp("tiny"), max_position_embeddings=2048)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    flags = ("--model", str(directory), "--served-model-name", MODEL, "--kv-cache-memory", "64MiB", "--replicas", "2")
+    with running_server(*flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway(server: RunningServer) -> Iterator[RunningGateway]:
+    with running_gateway([server.address]) as running:
+        yield running
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
+def test_openais_client_parses_what_it_gets(gateway: RunningGateway, temperature: float) -> None:
+    with gateway.client() as client:
+        messages = [{"role": "user", "content": "Who?"}]
+        asked = {"model": MODEL, "messages": messages, "temperature": temperature, "seed": 3, "max_tokens": 120}
+        answer = client.chat.completions.parse(response_format=Person, **asked)
+        assert isinstance(answer.choices[0].message.parsed, Person)
+        assert answer.choices[0].finish_reason == "stop"
+        with client.chat.completions.stream(response_format=Person, **asked) as stream:
+            streamed = stream.get_final_completion()
+        assert streamed.choices[0].message.parsed == answer.choices[0].message.parsed
+        free = client.chat.completions.create(response_format={"type": "json_object"}, **(asked | {"max_tokens": 9}))
+        assert (free.choices[0].message.content or "").startswith("{")
+
+
+def test_completions_take_vllms_field(gateway: RunningGateway) -> None:
+    with gateway.client() as client:
+        asked = {"model": MODEL, "prompt": "a", "max_tokens": 40, "temperature": 1.0}
+        answer = client.completions.create(extra_body={"structured_outputs": {"regex": "[a-c]{9}"}}, **asked)
+        assert re.fullmatch("[a-c]{9}", answer.choices[0].text)
+
+
+def test_what_cannot_be_kept_is_refused_by_name(gateway: RunningGateway, server: RunningServer) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    named = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "response_format": named}
+    with gateway.client() as client, pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**asked)
+    assert refused.value.param == "response_format"
+    assert 'Unimplemented keys: ["uniqueItems"]' in str(refused.value)
+    with Client(server.address) as own, pytest.raises(InvalidRequestError) as plain:
+        own.generate("a", structured_output={"json_schema": schema})
+    assert plain.value.field == "spec.structured_output.json_schema"
+
+
+def test_the_command_line(server: RunningServer, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(Person.model_json_schema()))
+    command = ("generate", "Who?", "--server", server.address, "--quiet", "--seed", "3")
+    done = run_quire(*command, "--json-schema", str(file))
+    assert done.returncode == 0, done.stderr
+    assert Person.model_validate_json(done.stdout)
+    done = run_quire(*command, "--choice", "yes", "--choice", "no")
+    assert done.stdout.strip() in ("yes", "no")
+    done = run_quire(*command, "--regex", "(a")
+    assert (done.returncode, "structured_output.regex is '(a': unclosed group" in done.stderr) == (1, True)
+
+
+def test_a_stream_keeps_it_when_its_engine_is_killed(server: RunningServer) -> None:
+    """With the same tokens: those that a client has go through the grammar of another engine."""
+    options = {"structured_output": {"json_schema": NUMBERS}, "temperature": 1.0, "seed": 7, "max_tokens": 1500}
+    with Client(server.address) as client:
+        wanted = client.generate("Numbers:", **options).sequences[0].text
+        jsonschema.validate(json.loads(wanted), NUMBERS)
+        for _ in range(2):
+            engines = [process for process in tree(server.process.pid) if ENGINE in process.cmdline()]
+            with client.stream("Numbers:", **options) as stream:
+                pieces = stream.text()
+                text = next(pieces)
+                for engine in engines[:1]:
+                    engine.kill()
+                text += "".join(pieces)
+            assert text == wanted
+            server.wait_for_metric("quire_replicas", 2)

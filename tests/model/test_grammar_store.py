@@ -1,0 +1,150 @@
+"""Compiled grammars of an engine: each request gets its own, however many wait, and none outlives its bound."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from llguidance import LLTokenizer
+
+from model.errors import CheckpointError, RequestFault
+from model.structured import grammar_store
+from model.structured.forbidding import forbid
+from model.structured.grammar_mask import GrammarMask
+from model.structured.grammar_store import MOST_CACHED, GrammarStore
+from model.structured.vocabulary import load_vocabulary
+from scheduler.controls import LogitsParams
+from tests.model.test_grammars import TOKENS
+from tests.support.checkpoints import byte_tokenizer
+from tests.support.processes import wait_until
+from tests.support.sentence_pieces import SETTINGS, load
+
+
+@pytest.fixture
+def store() -> Iterator[GrammarStore]:
+    made = GrammarStore(lambda: TOKENS)
+    yield made
+    made.close()
+
+
+def grammar(number: int) -> str:
+    return f'start: "{number}"'
+
+
+def wait_ready(store: GrammarStore, text: str, salt: str = "") -> None:
+    wait_until(lambda: store.ready(text, salt), "its compilation")
+
+
+def test_all_that_requests_wait_for_become_ready(store: GrammarStore) -> None:
+    """More than are cached otherwise."""
+    keys = [(grammar(number), "") for number in range(2 * MOST_CACHED)]
+    store.await_only(keys)
+    wait_until(lambda: all([store.ready(*key) for key in keys]), "all of them")  # noqa: C419 - asks all of them
+    store.await_only(())
+    wait_ready(store, grammar(-1))
+    assert store.count <= MOST_CACHED
+
+
+def test_one_that_no_request_waits_for_any_more_is_not_compiled() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow() -> LLTokenizer:
+        begun.set()
+        may_end.wait(60)
+        return TOKENS
+
+    store = GrammarStore(slow)
+    begun.wait(60)
+    assert not store.ready(grammar(1), "")
+    assert not store.ready(grammar(2), "")
+    store.await_only([(grammar(2), "")])
+    assert store.count == 1
+    may_end.set()
+    wait_ready(store, grammar(2))
+    store.close()
+
+
+def test_tenants_share_nothing(store: GrammarStore) -> None:
+    wait_ready(store, grammar(1), "a")
+    store.ready(grammar(1), "b")
+    assert store.count == 2
+
+
+def test_a_matcher_waits_for_no_queue(store: GrammarStore) -> None:
+    """As where a grammar was evicted between its `ready` and its admission."""
+    assert store.matcher(grammar(7), "").validate_tokens(TOKENS.tokenize_str("7")) == 1
+
+
+def test_what_cannot_be_compiled_is_a_fault_of_its_request(
+    store: GrammarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RequestFault, match="unknown name"):
+        wait_ready(store, "start: thing")
+
+    class PanicException(BaseException):
+        """As a panic of Rust code arrives."""
+
+    def panic(*_: object, **__: object) -> None:
+        raise PanicException
+
+    monkeypatch.setattr(grammar_store, "LLMatcher", panic)
+    with pytest.raises(RequestFault, match="PanicException"):
+        wait_ready(store, grammar(1))
+
+
+def test_a_vocabulary_that_cannot_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> LLTokenizer:
+        raise CheckpointError("tokenizer.json is missing")
+
+    store = GrammarStore(broken)
+    assert not store.opened()
+    assert "structured output is not available: tokenizer.json is missing" in caplog.text
+    store.close()
+
+
+def bits(mask: GrammarMask, width: int) -> list[int]:
+    logits = torch.zeros(1, width)
+    GrammarMask.apply_rows(logits, np.zeros(1, np.int64), [mask], forbid)
+    return torch.isfinite(logits[0]).nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("width", [257, 300, 320, 400])
+def test_logits_may_be_narrower_or_wider_than_the_tokenizer(tmp_path: Path, width: int) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    store = GrammarStore(lambda: load_vocabulary(tmp_path, width, (0,)))
+    mask = GrammarMask.of(LogitsParams(grammar='start: "a"'), store)
+    assert mask is not None
+    assert bits(mask, width) == TOKENS.tokenize_str("a")
+    store.close()
+
+
+@pytest.mark.parametrize("width", [600, 704, 1000])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_an_end_token_of_sentence_pieces_ends_and_is_no_text(tmp_path: Path, name: str, width: int) -> None:
+    """Also a piece that its model calls a word."""
+    tokenizer = load(tmp_path, name)
+    end = tokenizer.encode("the", False)[-1]
+    store = GrammarStore(lambda: load_vocabulary(tmp_path, width, (end,)))
+    mask = GrammarMask.of(LogitsParams(grammar="start: /(?s:.){3}/"), store)
+    assert mask is not None
+    allowed = bits(mask, width)
+    assert allowed
+    assert end not in allowed
+    assert all(len(tokenizer.bytes_of(token)) <= 12 for token in allowed if token < tokenizer.size)
+    store.close()
+
+
+def test_the_end_token_that_the_model_prefers_is_drawn(tmp_path: Path) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    store = GrammarStore(lambda: load_vocabulary(tmp_path, 320, (0, 5, 9)))
+    mask = GrammarMask.of(LogitsParams(grammar="start: /b/"), store)
+    assert mask is not None
+    mask.drew(TOKENS.tokenize_str("b")[0])
+    logits = torch.zeros(1, 320)
+    logits[0, 5], logits[0, 9] = 2.0, -torch.inf
+    GrammarMask.apply_rows(logits, np.zeros(1, np.int64), [mask], forbid)
+    assert torch.isfinite(logits[0]).nonzero()[:, 0].tolist() == [0, 5, 9]
+    assert logits[0].argmax() == 5
+    store.close()

@@ -1,0 +1,208 @@
+"""A constraint holds in the engine, whatever the schedule, and changes nothing for others."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import models
+from torch import Tensor
+
+from model.errors import CheckpointError
+from model.inputs.grammars import grammar_of
+from model.inputs.tokenizer import Tokenizer
+from model.structured.vocabulary import load_vocabulary
+from scheduler.events import EndReason, Submit
+from scheduler.parameters import Output, Sampling, Stopping
+from scheduler.request import Request
+from scheduler.resolve import resolve
+from scheduler.settings import SchedulerSettings
+from scheduler.spec import Spec
+from scheduler.structured import Structured
+from tests.model.test_parity import random_prompts
+from tests.support.checkpoints import byte_tokenizer, write_llama
+from tests.support.engines import Rig, make_request, make_rig
+
+END, MOST = 0, 200
+PROMPTS = random_prompts([5, 20, 3, 11, 9, 14], seed=4)
+TIGHT = SchedulerSettings(max_sequences=6, max_batched_tokens=11, prefill_chunk=5)
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "bb", "ccc"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+SCHEMA = Structured.json_schema(PERSON)
+DRAWN = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}, {"temperature": 2.0, "top_k": 40, "seed": 6}]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=512)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer(byte_tokenizer())
+
+
+def constrained(
+    rig: Rig, prompt: list[int], structured: Structured = SCHEMA, max_tokens: int = MOST, **sampling: Any
+) -> Request:
+    min_tokens = sampling.pop("min_tokens", 0)
+    spec = Spec(
+        tuple(prompt), sampling=Sampling(**({"temperature": 0.0} | sampling)), output=Output(),
+        stopping=Stopping(max_tokens=max_tokens, min_tokens=min_tokens), structured=structured,
+    )  # fmt: skip
+    grammar = grammar_of(structured.kind, structured.text)
+    return resolve(spec, prompt, rig.loaded.limits, rig.loaded.defaults, minted_seed=0, grammar=grammar)
+
+
+def run(rig: Rig, requests: Mapping[int, Request]) -> dict[Any, list[int]]:
+    """Returns tokens by sequence, each of which has ended with the end token."""
+    results = rig.run(requests)
+    assert {result.end.reason for result in results.values() if result.end} == {EndReason.STOP}
+    return {key: result.tokens for key, result in results.items()}
+
+
+def text(tokens: list[int]) -> str:
+    assert tokens[-1] == END
+    return tokenizer().decode(tokens[:-1], skip_special_tokens=False)
+
+
+def valid(tokens: list[int]) -> bool:
+    jsonschema.validate(json.loads(text(tokens)), PERSON)
+    return True
+
+
+@pytest.mark.parametrize("drawing", DRAWN)
+@pytest.mark.parametrize("ahead", [False, True], ids=["host draws", "device draws"])
+def test_any_schedule_gives_the_same_valid_output(llama: Path, drawing: dict[str, Any], ahead: bool) -> None:
+    """Prompts in chunks, preemption and recompute; a preempted sequence waits for its grammar again."""
+    rig = make_rig(llama, ahead=ahead)
+    roomy = run(rig, {i: constrained(rig, prompt, **drawing) for i, prompt in enumerate(PROMPTS)})
+    assert all(valid(tokens) for tokens in roomy.values())
+    tight = make_rig(llama, 4, 220, TIGHT, ahead=ahead)
+    assert run(tight, {i: constrained(tight, prompt, **drawing) for i, prompt in enumerate(PROMPTS)}) == roomy
+    assert tight.preemptions
+    again = make_rig(llama, settings=SchedulerSettings(max_batched_tokens=2048, recompute=True), prefix_cache=False)
+    assert run(again, {i: constrained(again, prompt, **drawing) for i, prompt in enumerate(PROMPTS)}) == roomy
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_give_the_same_output(llama: Path, ranks: int) -> None:
+    one, several = make_rig(llama, backend="reference"), make_rig(llama, backend="reference", ranks=ranks)
+    tokens = [run(rig, {0: constrained(rig, PROMPTS[0], temperature=1.0, seed=1)})[0] for rig in (one, several)]
+    assert all(map(valid, tokens))
+
+
+def test_others_do_not_see_it(llama: Path) -> None:
+    """Neither rows without a constraint nor rows with another one, to the bit."""
+    rig = make_rig(llama)
+    choice = Structured.choice(["yes", "no", "maybe"])
+    alone = [
+        make_rig(llama).run({0: make(rig)})[0].tokens
+        for make in (lambda r: make_request(r, PROMPTS[1], 40), lambda r: constrained(r, PROMPTS[2], choice))
+    ]
+    results = rig.run({
+        0: make_request(rig, PROMPTS[1], 40), 1: constrained(rig, PROMPTS[0]), 2: constrained(rig, PROMPTS[2], choice),
+    })  # fmt: skip
+    assert [results[0].tokens, results[2].tokens] == alone
+    assert valid(results[1].tokens)
+    assert text(results[2].tokens) in ("yes", "no", "maybe")
+
+
+def test_every_sequence_of_a_prompt_keeps_it(llama: Path) -> None:
+    rig = make_rig(llama)
+    results = run(rig, {0: constrained(rig, PROMPTS[0], temperature=1.5, seed=3, sequence_count=4)})
+    assert len(results) == 4
+    assert all(map(valid, results.values()))
+    assert len({tuple(tokens) for tokens in results.values()}) == 4
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"repetition_penalty": 1.9, "presence_penalty": 2.0, "frequency_penalty": 2.0},
+        {"logit_bias": tuple((token, 100.0) for token in range(1, 60))},
+        {"logit_bias": ((END, -100.0),)},
+        {"top_k": 1, "top_p": 0.01, "min_p": 1.0, "temperature": 1.0},
+        {"min_tokens": MOST},
+    ],
+)
+def test_other_controls_choose_among_what_it_allows(llama: Path, beside: dict[str, Any]) -> None:
+    """Those against the end token too: an output to which nothing can be added ends."""
+    rig = make_rig(llama)
+    assert valid(run(rig, {0: constrained(rig, PROMPTS[0], **beside)})[0])
+
+
+def test_a_users_processor_cannot_break_it(llama: Path) -> None:
+    rig = make_rig(llama, factories=[lambda prompt: Shifting()])
+    assert valid(run(rig, {0: constrained(rig, PROMPTS[0])})[0])
+
+
+class Shifting:
+    """Forbids nothing, and makes all that was forbidden likely."""
+
+    def drew(self, token: int) -> None:
+        pass
+
+    def apply(self, logits: Tensor, position: int) -> Tensor:
+        return logits.nan_to_num(neginf=100.0) * -1
+
+
+def test_it_goes_on_from_every_token(llama: Path) -> None:
+    """As after the loss of an engine: another one gets the output so far."""
+    rig = make_rig(llama)
+    request = constrained(rig, PROMPTS[0], temperature=1.0, seed=9)
+    whole = run(rig, {0: request})[0]
+    for known in range(0, len(whole), 4):
+        resumed = make_rig(llama)
+        results = resumed.play({0: [Submit(0, request, emitted=(tuple(whole[:known]),))]})
+        assert results[0].tokens == whole
+
+
+def test_output_that_cannot_be_its_beginning_ends_the_request_alone(llama: Path) -> None:
+    rig, plain = make_rig(llama), make_rig(llama)
+    other = make_request(rig, PROMPTS[1], 9)
+    results = rig.play({0: [Submit(0, constrained(rig, PROMPTS[0]), emitted=((44, 44),)), Submit(1, other)]})
+    assert results[0].end is not None
+    assert results[0].end.reason is EndReason.FAULT
+    assert "structured_output cannot be kept: token 44 of the output cannot follow" in results[0].end.message
+    assert results[1].tokens == plain.run({1: other})[1].tokens
+
+
+def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(llama: Path) -> None:
+    """A frontend refuses it; this engine gets it nevertheless."""
+    rig, plain = make_rig(llama), make_rig(llama)
+    request, other = constrained(rig, PROMPTS[0]), make_request(rig, PROMPTS[1], 9)
+    params = replace(request.controls.logits_params, grammar="start: nothing_of_this_name")
+    broken = replace(request, controls=replace(request.controls, logits_params=params))
+    results = rig.run({0: broken, 1: other})
+    assert results[0].end is not None
+    assert results[0].end.reason is EndReason.FAULT
+    assert "structured_output cannot be compiled: " in results[0].end.message
+    assert results[1].tokens == plain.run({1: other})[1].tokens
+
+
+def test_a_tokenizer_of_another_kind_is_named(tmp_path: Path) -> None:
+    Library(models.WordPiece({"a": 0, "##b": 1})).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match="its tokenizer is of a kind that structured output does not read"):
+        load_vocabulary(tmp_path, 2, (0,))
+
+
+def test_ids_beyond_the_tokenizer_are_never_drawn(tmp_path: Path) -> None:
+    """Logits may be wider than the vocabulary: padding."""
+    padded = write_llama(tmp_path, vocab_size=384)
+    rig = make_rig(padded)
+    assert re.fullmatch("[ab]{40}", text(run(rig, {0: constrained(rig, [1], Structured.regex("[ab]{40}"))})[0]))
