@@ -157,6 +157,7 @@ class InputBatch:
             self._held[row] = 0
             self._place[row] = -1
             self._images.pop(row, None)
+            self.controls.processors.leave(row)
         for join in plan.joins:
             self._join(join)
         for row, token in plan.forced.tolist():

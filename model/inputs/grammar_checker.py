@@ -16,6 +16,7 @@ SECONDS = 1.0  # processor time for a constraint
 MEMORY = 1 << 30  # bytes of address space; 240 MiB are taken at the start, most of them for threads' stacks
 MOST_CACHED = 512  # answers
 TRIES = 2  # a process may be killed by others, as by the kernel where memory is short
+NOT_STARTED = 1  # exit code in place of that of a process that was lost before it got the constraint
 CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)  # of the constraint: a stack that is full, an allocation
 MOST_ANSWER = 64 * 2**20  # bytes; a grammar is about as long as its constraint
 
@@ -54,11 +55,24 @@ class GrammarChecker:
         if (found := self._find(key)) is None:
             with self._asking:
                 if (found := self._find(key)) is None:  # another thread may have asked the same
-                    found = self._ask(structured)
+                    try:
+                        found = self._ask(structured)
+                    except BaseException:  # as KeyboardInterrupt: this answer must not be taken for the next one's
+                        self._end()
+                        raise
                     self._cache(key, found)
         if isinstance(found, GrammarRefused):
             raise GrammarRefused(str(found))
         return found
+
+    @property
+    def busy(self) -> bool:
+        """Whether the process has a constraint to answer."""
+        return self._asking.locked()
+
+    def knows(self, structured: Structured, sharing: str) -> bool:
+        """Returns whether the answer is cached, so that `grammar` does not wait."""
+        return self._find((sharing, structured)) is not None
 
     def _find(self, key: tuple[str, Structured]) -> str | GrammarRefused | None:
         with self._caching:
@@ -78,6 +92,8 @@ class GrammarChecker:
         for _ in range(TRIES):
             answer, code = self._exchange(line)
             if answer is not None:
+                if "unsound" in answer:
+                    self._end()
                 return answer["grammar"] if "grammar" in answer else GrammarRefused(answer["refused"])
             if code == -signal.SIGPROF:
                 return GrammarRefused(f"it takes more than {SECONDS:g} s to compile")
@@ -96,7 +112,8 @@ class GrammarChecker:
             except OSError as error:
                 raise GrammarUnchecked(f"the constraint could not be checked: {error.strerror}") from None
             if self._process.ask(json.dumps({"memory": MEMORY, "seconds": SECONDS}), 2**16) is None:
-                return None, self._end()
+                self._end()
+                return None, NOT_STARTED
         answer = self._process.ask(line, MOST_ANSWER)
         return (None, self._end()) if answer is None else (answer, 0)
 

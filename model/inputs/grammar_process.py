@@ -3,7 +3,7 @@
 Each line of JSON on standard input is answered by a line on standard output. The first line has the limits: `memory` is
 bytes of address space, `seconds` is processor time for each constraint. Its answer is {}. Each other line has `kind`
 and `text` of a constraint. Its answer has `grammar`, which an engine compiles, or `refused`, which says why there is
-none.
+none. With `unsound` the process's state is not trusted any more.
 
 A constraint that takes too long ends the process with SIGPROF. The end of the input ends it as well.
 """
@@ -31,9 +31,9 @@ def answer_to(line: str, tokenizer: LLTokenizer) -> dict[str, str]:
     except GrammarRefused as refused:
         return {"refused": str(refused)}
     except MemoryError:
-        return {"refused": "it needs too much memory"}
+        return {"refused": "it needs too much memory", "unsound": "1"}
     except BaseException as error:  # a panic of the library's Rust code is no Exception
-        return {"refused": f"the library fails on it: {type(error).__name__}"}
+        return {"refused": f"the library fails on it: {type(error).__name__}", "unsound": "1"}
     return {"grammar": grammar}
 
 

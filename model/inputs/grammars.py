@@ -7,10 +7,11 @@ which tokens may follow. A frontend translates a constraint and tries the gramma
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from scheduler.structured import CHOICE, JSON_OBJECT, JSON_SCHEMA, REGEX
 
@@ -31,7 +32,7 @@ def limits() -> LLParserLimits:
         initial_lexer_fuel=1_000_000,  # 20 ms
         step_lexer_fuel=200_000,  # 14 ms
         step_max_items=50_000,  # 3 ms
-        max_lexer_states=50_000,  # 100 MB
+        max_lexer_states=20_000,  # 40 MB
         max_grammar_size=500_000,
         verbose_errors=False,  # they would quote the output
     )
@@ -51,11 +52,16 @@ def grammar_of(kind: str, text: str) -> str:
     if kind == CHOICE:
         texts = sorted(set(json.loads(text)))
         return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in texts))
-    if "::=" not in text:
-        _check_lark(text)
+    bare = LITERALS.sub("", text)
+    if "::=" not in bare:
+        _check_lark(bare)
         return LLMatcher.grammar_from_lark(text)
     try:
-        return LLMatcher.grammar_from_lark(any_to_lark(text))
+        lark = gbnf_to_lark(without_escapes(text))
+        _check_lark(LITERALS.sub("", lark.removeprefix("%llguidance {}")))
+        return LLMatcher.grammar_from_lark(lark)
+    except GrammarRefused:
+        raise
     except RecursionError:
         raise GrammarRefused("it is nested too deeply") from None
     except Exception as error:  # the converter of GBNF raises what it likes
@@ -74,8 +80,6 @@ def read_schema(text: str) -> dict[str, Any]:
         raise GrammarRefused(f"it is no JSON: {shown(str(error))}") from None
     if not isinstance(schema, dict):
         raise GrammarRefused("it must be a JSON object; as a schema true means {}")
-    if CONTROLS.search(json.dumps(schema, ensure_ascii=False)):
-        raise GrammarRefused("it has control characters, which JSON can only write in \\u escapes")
     _check_schema(schema, "")
     return schema
 
@@ -84,17 +88,20 @@ def _no_number(name: str) -> object:
     raise ValueError(f"{name} is no number of JSON")
 
 
-CONTROLS = re.compile(r"\\u00[01]|\x7f")  # in JSON, where \b, \f, \n, \r and \t have escapes of their own
+CONTROLS = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # JSON can write them in \u escapes alone
 DRAFTS = ("draft/2020-12", "draft/2019-09", "draft-07", "draft-06")
-INNER = ("items", "additionalProperties", "additionalItems")
-INNER_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-INNER_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+VALUES = ("enum", "const", "default", "examples")
+MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose keys are names, each with a schema."""
 
 
-def _check_schema(schema: Any, where: str) -> None:
-    """Refuses what llguidance does not refuse itself; `where` is a JSON pointer."""
-    if not isinstance(schema, dict):
-        return
+def _check_schema(schema: dict[str, Any], where: str) -> None:
+    """Refuses what llguidance does not refuse itself. References lead anywhere, so all objects count as schemas.
+
+    Args:
+        schema: A schema, or an object that may hold some.
+        where: JSON pointer to it.
+    """
     if "x-guidance" in schema:
         raise GrammarRefused(f"{where}/x-guidance: options of the library are the server's")
     for name in ("exclusiveMinimum", "exclusiveMaximum"):
@@ -103,26 +110,74 @@ def _check_schema(schema: Any, where: str) -> None:
     draft = schema.get("$schema")
     if draft is not None and not (isinstance(draft, str) and any(known in draft for known in DRAFTS)):
         raise GrammarRefused(f"{where}/$schema: {shown(str(draft))} is not read; JSON Schema 2020-12 is")
-    for name in INNER:
-        _check_schema(schema.get(name), f"{where}/{name}")
-    for name in INNER_LISTS:
-        for i, inner in enumerate(schema[name] if isinstance(schema.get(name), list) else ()):
-            _check_schema(inner, f"{where}/{name}/{i}")
-    for name in INNER_MAPS:
-        for key, inner in schema[name].items() if isinstance(schema.get(name), dict) else ():
-            _check_schema(inner, f"{where}/{name}/{key}")
+    least, required = schema.get("minProperties"), schema.get("required")
+    if isinstance(least, int) and least > max(1, len(required) if isinstance(required, list) else 0):
+        raise GrammarRefused(f"{where}/minProperties: can be at most the number of required ones: keys could repeat")
+    for name in ("enum", "const", "properties"):
+        if any(map(CONTROLS.search, _texts(schema.get(name), deep=name != "properties"))):
+            raise GrammarRefused(f"{where}/{name}: has control characters, which are not written")
+    for name, inner in schema.items():
+        if name not in VALUES:
+            _check_inner(inner, f"{where}/{name}", is_map=name in MAPS)
 
 
-LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
+def _check_inner(inner: Any, where: str, is_map: bool) -> None:
+    if isinstance(inner, list) or (is_map and isinstance(inner, dict)):
+        for name, one in enumerate(inner) if isinstance(inner, list) else inner.items():
+            _check_inner(one, f"{where}/{name}", is_map=False)
+    elif isinstance(inner, dict):
+        _check_schema(inner, where)
 
 
-def _check_lark(text: str) -> None:
-    """Refuses token ids, which mean other texts in other models, and options of the library."""
-    bare = LITERALS.sub("", text)
+def _texts(value: Any, deep: bool) -> Iterator[str]:
+    """Yields the texts in a JSON value; its keys alone unless deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        value = list(value.values()) if deep else []
+    for one in value if isinstance(value, list) else ():
+        yield from _texts(one, deep)
+
+
+LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\]|\\.)+/', re.DOTALL)
+"""Texts, comments and expressions of a grammar in Lark's syntax, as llguidance reads them."""
+ESCAPES = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
+OPERATORS = re.compile(r"\[[^\]\n]*(?:--|&&|~~)")  # of Rust's classes of characters; GBNF means the characters
+
+
+def without_escapes(gbnf: str) -> str:
+    """Returns a grammar with characters in place of their codes, of which the library's converter drops digits.
+
+    Raises:
+        GrammarRefused: A code is no character, or the grammar has what the converter would take for something else.
+    """
+
+    def character(found: re.Match[str]) -> str:
+        code = next((code for code in found.groups() if code is not None), None)
+        if code is None:
+            return found.group()
+        number = int(code, 16)
+        if number > 0x10FFFF or 0xD800 <= number < 0xE000:
+            raise GrammarRefused(f"{found.group()} is no character")
+        text = {10: "\\n", 13: "\\r", 9: "\\t"}.get(number, chr(number))
+        return f"\\x{number:02X}" if text in '"\\[]^-' else text
+
+    if operator := OPERATORS.search(gbnf):
+        raise GrammarRefused(f"{shown(operator.group())} ...: --, && and ~~ are not read in a class of characters")
+    return ESCAPES.sub(character, gbnf)
+
+
+def _check_lark(bare: str) -> None:
+    """Refuses token ids, which mean other texts in other models, and options of the library.
+
+    Args:
+        bare: A grammar without its `LITERALS`.
+    """
     for refused in ("<", "%llguidance", "%json"):
         if refused in bare:
-            what = "special tokens and token ids" if refused == "<" else refused
-            raise GrammarRefused(f"{what} are not supported in a grammar")
+            what = "special tokens and token ids are" if refused == "<" else f"{refused} is"
+            raise GrammarRefused(f"{what} not supported in a grammar")
 
 
 def try_grammar(grammar: str, tokenizer: LLTokenizer) -> None:

@@ -43,6 +43,10 @@ class LineProcess:
             timer.cancel()
         return json.loads(answer) if answer.endswith(b"\n") else None
 
+    def close_input(self) -> None:
+        """Asks the process to end."""
+        self._process.stdin.close()  # type: ignore[union-attr]
+
     def kill(self) -> None:
         """Kills the process; a thread that waits for its answer gets None."""
         self._process.kill()

@@ -62,6 +62,12 @@ class ProcessorRows:
         for token in output.tolist() if self.asking[row] else ():
             self._drew(row, token)
 
+    def leave(self, row: int) -> None:
+        """Drops the processors of a sequence that has ended."""
+        self._rows.pop(row, None)
+        self._masks.pop(row, None)
+        self.asking[row] = False
+
     def drew(self, rows: Ints, tokens: NDArray[np.int32]) -> None:
         """Updates processors with the tokens that their rows drew, below 0 for a row that drew none."""
         for i in np.flatnonzero(self.asking[rows] & (tokens >= 0)).tolist():

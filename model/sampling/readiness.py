@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 from model.errors import RequestFault
 from model.sampling.logits_processors import MOST_SECONDS, args_of
@@ -10,6 +11,7 @@ from model.sampling.sources import ProcessorSources
 from scheduler.events import Ready
 from scheduler.request import Request
 
+MOST_ASKED = 512  # requests that wait at once
 MOST_WAIT = 60.0  # seconds until a factory has to be ready for a request
 GRAMMAR = "the grammar of structured_output"
 
@@ -39,6 +41,8 @@ class FactoryReadiness:
 
     def __call__(self, requests: Mapping[int, Request]) -> list[Ready]:
         now = self.clock()
+        if len(requests) > MOST_ASKED:  # the others' turn comes, and with it the time in which they must be ready
+            requests = dict(islice(requests.items(), MOST_ASKED))
         self._since = {attempt: self._since.get(attempt, now) for attempt in requests}
         if self._grammars is not None:
             params = (request.controls.logits_params for request in requests.values())

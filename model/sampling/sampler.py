@@ -209,7 +209,9 @@ def sample(
             if part.any():
                 tokens[random[part]] = draw(adjusted, draws.of(part))
     logprobs = logprobs_of(logits, tokens, controls.top_logprobs[rows], summary)
-    return Drawn(np.where(best == -np.inf, NO_TOKEN, tokens).astype(np.int32), logprobs)
+    none = best == -np.inf
+    logprobs.chosen[none & (summary.best > -np.inf)] = 0.0  # of no token, and no sign of logits that are not finite
+    return Drawn(np.where(none, NO_TOKEN, tokens).astype(np.int32), logprobs)
 
 
 def draws_of(controls: SamplingRows, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> tuple[Ints, Draws]:

@@ -63,7 +63,7 @@ class GrammarMask:
             self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
             if not self._matcher.is_error():
                 return self._matcher.is_stopped()
-            self._matcher = _fault_of(self._matcher, "the grammar is too complex")
+            self._matcher = _fault_of(self._matcher, "its grammar is too complex, or leads where nothing can follow")
         raise self._matcher
 
     @classmethod

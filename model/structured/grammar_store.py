@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from model.errors import CheckpointError, RequestFault
 from model.inputs.grammars import limits, shown
 
-MOST_CACHED = 256  # grammars that no request waits for
+MOST_CACHED, MOST_TEXT = 1024, 2**22  # grammars, and characters of them all; compiled they take some 270 times that
 
 log = logging.getLogger("quire.sampling")
 
@@ -36,6 +36,7 @@ class GrammarStore:
         self._vocabulary = self._compiler.submit(vocabulary)
         self._lock = threading.Lock()
         self._cached: OrderedDict[Key, Future[LLMatcher]] = OrderedDict()
+        self._text = 0  # characters of all that are cached
         self._awaited: frozenset[Key] = frozenset()
 
     def opened(self) -> bool:
@@ -62,7 +63,7 @@ class GrammarStore:
         with self._lock:
             self._awaited = frozenset(awaited)
             for key in [key for key, future in self._cached.items() if key not in self._awaited and future.cancel()]:
-                del self._cached[key]
+                self._drop(key)
 
     def ready(self, grammar: str, salt: str) -> bool:
         """Returns whether a matcher can be made at once; begins to compile the grammar where it is not.
@@ -74,8 +75,8 @@ class GrammarStore:
         with self._lock:
             future = self._cached.get(key)
             if future is None:
-                future = self._cached[key] = self._compiler.submit(self._compiled, grammar)
-            self._use(key)
+                future = self._insert(key, self._compiler.submit(self._compiled, grammar))
+            self._cached.move_to_end(key)
         if not future.done():
             return False
         future.result()
@@ -94,17 +95,28 @@ class GrammarStore:
             future = Future()
             future.set_result(self._compiled(grammar))
         with self._lock:
-            self._cached[key] = future
-            self._use(key)
+            if key in self._cached:
+                self._cached[key] = future
+                self._cached.move_to_end(key)
+            else:
+                self._insert(key, future)
         return future.result().deep_copy()
 
-    def _use(self, key: Key) -> None:
-        """Puts a grammar behind all others in the order of use, and evicts the first ones. Called with the lock."""
-        self._cached.move_to_end(key)
-        if len(self._cached) > MOST_CACHED:
-            idle = [one for one in self._cached if one not in self._awaited and one != key]
-            for one in idle[: len(self._cached) - MOST_CACHED]:
-                del self._cached[one]
+    def _insert(self, key: Key, future: "Future[LLMatcher]") -> "Future[LLMatcher]":
+        """Caches a grammar, and evicts those that were not used for longest. Called with the lock."""
+        self._cached[key] = future
+        self._text += len(key[0])
+        # Those that requests wait for are asked for again and again, so they stand at the end.
+        while len(self._cached) > MOST_CACHED or self._text > MOST_TEXT:
+            first = next(iter(self._cached))
+            if first == key or first in self._awaited:
+                break
+            self._drop(first)
+        return future
+
+    def _drop(self, key: Key) -> None:
+        del self._cached[key]
+        self._text -= len(key[0])
 
     def _compiled(self, grammar: str) -> LLMatcher:
         try:

@@ -346,7 +346,8 @@ class Frontend:
 
     async def _prepare(self, spec: Spec) -> tuple[RequestStream, list[bytes]]:
         """Tokenizes, validates, reads the output prefix and hashes the prompt's pages, in a worker thread."""
-        return await self.in_worker(lambda limits: self._make_stream(spec, limits), kind_of(spec), spec.tenant)
+        kind = kind_of(spec, self.preparer.knows_grammar(spec))
+        return await self.in_worker(lambda limits: self._make_stream(spec, limits), kind, spec.tenant)
 
     def _make_stream(self, spec: Spec, limits: Limits) -> tuple[RequestStream, list[bytes]]:
         request = self.preparer.prepare(spec, limits)

@@ -96,6 +96,10 @@ class Preparer:
         except InvalidRequest as error:
             raise invalid(error) from None
 
+    def knows_grammar(self, spec: Spec) -> bool:
+        """Returns whether the constraint on the output, if there is one, was checked before."""
+        return spec.structured is None or self.grammars.knows(spec.structured, spec.sharing)
+
     def _grammar(self, spec: Spec, limits: Limits) -> str:
         """Returns the grammar of the constraint on the output, "" without one.
 

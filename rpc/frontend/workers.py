@@ -27,9 +27,14 @@ class PromptKind(Enum):
     GRAMMAR = "grammar"
 
 
-def kind_of(spec: Spec) -> PromptKind:
-    """Returns the slowest kind that a prompt belongs to: a chat with images counts as images."""
-    if spec.structured is not None:
+def kind_of(spec: Spec, knows_grammar: bool = True) -> PromptKind:
+    """Returns the slowest kind that a prompt belongs to: a chat with images counts as images.
+
+    Args:
+        spec: The request.
+        knows_grammar: Whether a constraint on its output need not be checked any more.
+    """
+    if not knows_grammar:
         return PromptKind.GRAMMAR
     if spec.images:
         return PromptKind.IMAGES

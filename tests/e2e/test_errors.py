@@ -132,7 +132,9 @@ def test_every_field_of_the_contract_is_read() -> None:
     """A field that is added to the proto must be converted: this list is what convert.py reads."""
     read = {
         "GenerationSpec": "model text token_ids chat images add_special_tokens output_prefix sampling stopping output "
-        "max_time max_queue_time cache_salt priority prompt_truncation",
+        "max_time max_queue_time cache_salt priority prompt_truncation structured_output",
+        "StructuredOutput": "json_schema json_object regex choice grammar",
+        "TextChoice": "texts",
         "PromptTruncation": "tokens keep_first",
         "Chat": "messages template_arguments add_generation_prompt continue_final_message",
         "ChatMessage": "role parts",

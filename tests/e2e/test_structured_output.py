@@ -5,17 +5,19 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import jsonschema
 import openai
+import psutil
 import pytest
 from pydantic import BaseModel, Field
 from quire import Client, InvalidRequestError
+from quire.v1 import admin_service_pb2 as admin
+from quire.v1 import admin_service_pb2_grpc as admin_grpc
 
-from tests.e2e.test_replicas import ENGINE
 from tests.support.checkpoints import write_llama
 from tests.support.forking import run_quire
 from tests.support.gateway import RunningGateway, running_gateway
-from tests.support.processes import tree
 from tests.support.server import RunningServer, running_server
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
@@ -49,7 +51,7 @@ def gateway(server: RunningServer) -> Iterator[RunningGateway]:
 def test_openais_client_parses_what_it_gets(gateway: RunningGateway, temperature: float) -> None:
     with gateway.client() as client:
         messages = [{"role": "user", "content": "Who?"}]
-        asked = {"model": MODEL, "messages": messages, "temperature": temperature, "seed": 3, "max_tokens": 120}
+        asked = {"model": MODEL, "messages": messages, "temperature": temperature, "seed": 3, "max_tokens": 400}
         answer = client.chat.completions.parse(response_format=Person, **asked)
         assert isinstance(answer.choices[0].message.parsed, Person)
         assert answer.choices[0].finish_reason == "stop"
@@ -100,12 +102,19 @@ def test_a_stream_keeps_it_when_its_engine_is_killed(server: RunningServer) -> N
         wanted = client.generate("Numbers:", **options).sequences[0].text
         jsonschema.validate(json.loads(wanted), NUMBERS)
         for _ in range(2):
-            engines = [process for process in tree(server.process.pid) if ENGINE in process.cmdline()]
             with client.stream("Numbers:", **options) as stream:
                 pieces = stream.text()
                 text = next(pieces)
-                for engine in engines[:1]:
-                    engine.kill()
+                running_engine(server).kill()
                 text += "".join(pieces)
             assert text == wanted
             server.wait_for_metric("quire_replicas", 2)
+        server.wait_for_metric('quire_requests_moved_total{cause="engine_lost"}', 2)
+
+
+def running_engine(server: RunningServer) -> psutil.Process:
+    """The engine that has the only request."""
+    with grpc.insecure_channel(server.admin) as channel:
+        replicas = admin_grpc.AdminServiceStub(channel).ListReplicas(admin.ListReplicasRequest()).replicas
+    (busy,) = (replica for replica in replicas if replica.request_count)
+    return psutil.Process(int(busy.place.split()[-1]))

@@ -7,12 +7,14 @@ import threading
 
 import psutil
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
-from model.inputs import grammar_checker
-from model.inputs.grammar_checker import GrammarChecker
-from model.inputs.grammars import GrammarRefused
+from model.inputs import grammar_checker, line_process
+from model.inputs.grammar_checker import GrammarChecker, GrammarUnchecked
+from model.inputs.grammars import GrammarRefused, limits
 from model.inputs.line_process import LineProcess
 from scheduler.structured import Structured
+from tests.support.checkpoints import byte_tokenizer
 from tests.support.processes import is_alive, wait_until
 
 MODULE = "model.inputs.grammar_process"
@@ -77,30 +79,48 @@ HOSTILE = {
 }  # fmt: skip
 
 
+VOCABULARY = LLTokenizer(byte_tokenizer().to_str(), n_vocab=320, eos_token=0)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_it_is_answered_in_bounded_time_and_the_next_one_too(checker: GrammarChecker, name: str) -> None:
-    """Bounded by processor time: a process that takes more is ended by the kernel."""
+    """Bounded by processor time: a process that takes more is ended by the kernel. An engine can use what is taken."""
     said = ""
     try:
-        assert checker.grammar(HOSTILE[name], "t")
+        grammar = checker.grammar(HOSTILE[name], "t")
     except GrammarRefused as refused:
         said = str(refused)
+    else:
+        matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
+        assert matcher.compute_bitmask() or matcher.is_error()
     assert len(said) <= 300, "it quotes no more"
     assert serves(checker)
+
+
+def test_many_of_them_are_refused(checker: GrammarChecker) -> None:
+    refused = 0
+    for structured in HOSTILE.values():
+        try:
+            checker.grammar(structured, "t")
+        except GrammarRefused:
+            refused += 1
+    assert refused >= len(HOSTILE) // 3
 
 
 def test_time_is_limited(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_checker, "SECONDS", 0.05)
     with pytest.raises(GrammarRefused, match=r"it takes more than 0.05 s to compile"):
         checker.grammar(HOSTILE["many properties"], "t")
+    monkeypatch.setattr(grammar_checker, "SECONDS", 10.0)
     assert serves(checker)
 
 
 def test_memory_is_limited(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_checker, "MEMORY", 2**29)
     monkeypatch.setattr(grammar_checker, "SECONDS", 100.0)
-    with pytest.raises(GrammarRefused):
-        checker.grammar(Structured.choice([f"{i}" * 100 for i in range(60_000)]), "t")
+    monkeypatch.setattr(line_process, "WAIT", 100.0)
+    with pytest.raises(GrammarRefused, match=r"too complex|too much memory"):
+        checker.grammar(Structured.choice([f"{i}" * 100 for i in range(150_000)]), "t")
     assert serves(checker)
 
 
@@ -136,7 +156,37 @@ def test_no_process_is_started_before_it_is_needed() -> None:
         checker.grammar(Structured.regex("a"), "t")
 
 
-def test_closing_ends_a_thread_that_waits() -> None:
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_answer_that_was_not_read_is_not_the_next_ones(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException]
+) -> None:
+    ask = LineProcess.ask
+
+    def interrupted(self: LineProcess, line: str, most: int) -> None:
+        ask(self, line, 0)  # reads nothing of the answer
+        raise interrupt
+
+    assert serves(checker)
+    monkeypatch.setattr(LineProcess, "ask", interrupted)
+    with pytest.raises(interrupt):
+        checker.grammar(Structured.regex("first"), "t")
+    monkeypatch.undo()
+    assert serves(checker, "second")
+    assert serves(checker, "first")
+
+
+def test_a_process_that_cannot_start_blames_no_constraint(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checker, "LineProcess", lambda module: LineProcess("model.inputs.no_such_module"))
+    with pytest.raises(GrammarUnchecked):
+        checker.grammar(Structured.regex("fine"), "t")
+    monkeypatch.undo()
+    assert serves(checker)
+
+
+def test_closing_ends_a_thread_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_process, "WAIT", 3600.0)
     checker, failures = GrammarChecker(), list[BaseException]()
     assert serves(checker)
     (process,) = processes()
@@ -150,8 +200,9 @@ def test_closing_ends_a_thread_that_waits() -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED and checker.busy, "its question")
     checker.close()
-    thread.join(30)
+    thread.join(60)
     assert len(failures) == 1
     assert processes() == []
 
@@ -160,5 +211,6 @@ def test_the_process_ends_with_its_input() -> None:
     process = LineProcess(MODULE)
     assert process.ask(json.dumps({"memory": 2**30, "seconds": 1.0}), 2**16) == {}
     assert len(processes()) == 1
-    process.end()
+    process.close_input()
     wait_until(lambda: processes() == [], "its end")
+    process.end()

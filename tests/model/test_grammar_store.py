@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from model.errors import CheckpointError, RequestFault
 from model.structured import grammar_store
 from model.structured.forbidding import forbid
 from model.structured.grammar_mask import GrammarMask
-from model.structured.grammar_store import MOST_CACHED, GrammarStore
+from model.structured.grammar_store import MOST_CACHED, MOST_TEXT, GrammarStore
 from model.structured.vocabulary import load_vocabulary
 from scheduler.controls import LogitsParams
 from tests.model.test_grammars import TOKENS
@@ -72,9 +72,27 @@ def test_tenants_share_nothing(store: GrammarStore) -> None:
     assert store.count == 2
 
 
-def test_a_matcher_waits_for_no_queue(store: GrammarStore) -> None:
+def test_a_matcher_waits_for_no_queue(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a grammar was evicted between its `ready` and its admission."""
+    store.opened()
+    may_go_on, this = threading.Event(), threading.current_thread()
+
+    def compiled(*arguments: object, **options: object) -> LLMatcher:
+        assert threading.current_thread() is this or may_go_on.wait(60)
+        return LLMatcher(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(grammar_store, "LLMatcher", compiled)
+    store.await_only([(grammar(1), ""), (grammar(7), "")])
+    assert not store.ready(grammar(1), "")
+    assert not store.ready(grammar(7), "")
     assert store.matcher(grammar(7), "").validate_tokens(TOKENS.tokenize_str("7")) == 1
+    may_go_on.set()
+
+
+def test_long_grammars_are_evicted_sooner(store: GrammarStore) -> None:
+    for number in range(9):
+        wait_ready(store, f'start: "{number}" // {"x" * (MOST_TEXT // 4)}')
+    assert store.count == 3
 
 
 def test_what_cannot_be_compiled_is_a_fault_of_its_request(

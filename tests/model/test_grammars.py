@@ -167,6 +167,9 @@ def test_a_choice_is_one_of_its_texts() -> None:
         ('start: "<b>" /[^<"]{2}/ "</b>" # <i>', '<b>[^<"]{2}</b>'),
         ('root ::= [^<] "<" # <i>', "[^<]<"),
         ("start[max_tokens=9]: /a{1,3}/", "a{1,3}"),
+        ('?start: "a::=" | /c<\n/', "(a::=|c<\n)"),
+        (r'root ::= "\u0041\x42" [\u00e9\u005d]+ "\u005c"', r"AB[é\]]+\\"),
+        ('root ::= [<>/"#]+ # <[65]>', '[<>/"#]+'),
     ],
 )
 def test_text_of_a_grammar(grammar: str, pattern: str) -> None:
@@ -198,6 +201,9 @@ def test_text_of_a_grammar(grammar: str, pattern: str) -> None:
         ("json_schema", '{"$schema": "http://json-schema.org/draft-04/schema#"}', "/$schema: "),
         ("json_schema", r'{"enum": ["a", "b\u0001"]}', "control characters"),
         ("json_schema", r'{"properties": {"a\u007f": {}}}', "control characters"),
+        ("json_schema", r'{"const": [{"a": "\u001f"}]}', "control characters"),
+        ("json_schema", '{"$ref": "#/x", "x": {"minimum": 3, "exclusiveMinimum": true}}', "/x/exclusiveMinimum: must"),
+        ("json_schema", '{"patternProperties": {"^x": {}}, "minProperties": 2}', "/minProperties: can be at most"),
         ("json_schema", '{"anyOf": [{"x-guidance": {"lenient": true}}]}', "/anyOf/0/x-guidance: "),
         ("regex", "(a", "unclosed group"),
         ("regex", r"(a)\1", "backreferences are not supported"),
@@ -211,6 +217,11 @@ def test_text_of_a_grammar(grammar: str, pattern: str) -> None:
         ("grammar", "root ::= " + "(" * 9999, "nested too deeply"),
         ("grammar", "start: <|end|>", "special tokens and token ids are not supported"),
         ("grammar", 'start: "<" <[0-9]> "a"', "special tokens and token ids are not supported"),
+        ("grammar", 'start: "x" <[65]> // ::=', "special tokens and token ids are not supported"),
+        ("grammar", "start: /a\nb/ <[65]> /c/", "special tokens and token ids are not supported"),
+        ("grammar", 'start: %json {"type": "string"} # ::=', "%json is not supported"),
+        ("grammar", "root ::= [+--]", "are not read in a class of characters"),
+        ("grammar", r'root ::= "\ud800"', "is no character"),
         ("grammar", '%llguidance {"allow_invalid_utf8": true}\nstart: "a"', "%llguidance"),
         ("grammar", 'start: %json {"x-guidance": {"lenient": true}, "not": {}}', "%json"),
     ],
@@ -231,6 +242,15 @@ def test_no_escape_gives_a_property_another_name() -> None:
         assert (LLMatcher(TOKENS, grammar, log_level=0).validate_tokens(tokens) == len(tokens)) is fits, text
 
 
-def test_names_of_properties_are_no_keywords() -> None:
-    properties = {"x-guidance": SHORT, "$schema": SHORT, "exclusiveMinimum": {"type": "boolean"}}
-    assert read_schema(json.dumps(closed(properties)))["properties"] == properties
+HONEST: list[dict[str, Any]] = [
+    closed({"x-guidance": SHORT, "$schema": SHORT, "exclusiveMinimum": {"type": "boolean"}}),
+    {"enum": [{"exclusiveMinimum": True, "x-guidance": {}}]},
+    {"type": "string", "pattern": r"^[^\u0000-\u001f]*$", "description": "\x01 or \\u0001"},
+    {"type": "array", "items": [SHORT], "additionalItems": False},
+    closed({"a": SHORT, "b": SHORT}, required=["a", "b"], minProperties=2),
+]
+
+
+@pytest.mark.parametrize("number", range(len(HONEST)))
+def test_what_only_looks_like_a_keyword_is_taken(number: int) -> None:
+    assert read_schema(json.dumps(HONEST[number])) == HONEST[number]

@@ -104,6 +104,7 @@ def test_ranks_give_the_same_output(llama: Path, ranks: int) -> None:
     one, several = make_rig(llama, backend="reference"), make_rig(llama, backend="reference", ranks=ranks)
     tokens = [run(rig, {0: constrained(rig, PROMPTS[0], temperature=1.0, seed=1)})[0] for rig in (one, several)]
     assert all(map(valid, tokens))
+    assert tokens[0] == tokens[1]
 
 
 def test_others_do_not_see_it(llama: Path) -> None:
