@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,12 +39,14 @@ from model.sampling.readiness import FactoryReadiness
 from model.sampling.sources import ProcessorSources
 from model.settings import ModelSettings
 from model.structured.grammar_store import GrammarStore
-from model.structured.vocabulary import load_vocabulary
 from model.verify import MANIFEST, verify_files
 from model.weight_formats.registry import open_weight_format
 from model.weights import weight_files
 from scheduler.limits import Limits, ModelDefaults
 from scheduler.settings import RequestLimits
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 log = logging.getLogger("quire.model")
 
@@ -182,7 +184,13 @@ def _grammars(directory: Path) -> GrammarStore | None:
     """Returns an empty store of grammars; None for a model without an end token."""
     config = read_config(directory)
     ends = read_defaults(directory, config).eos_token_ids
-    return GrammarStore(lambda: load_vocabulary(directory, config.vocabulary, ends)) if ends else None
+
+    def vocabulary() -> "LLTokenizer":
+        from model.structured.vocabulary import load_vocabulary  # an engine runs without the tokenizers' libraries too
+
+        return load_vocabulary(directory, config.vocabulary, ends)
+
+    return GrammarStore(vocabulary) if ends else None
 
 
 def load_computer(

@@ -7,8 +7,8 @@ a text are put around it as transformers 5 does.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llguidance import LLTokenizer
 from sentencepiece import SentencePieceProcessor
 from tokenizers import AddedToken
 
@@ -17,6 +17,9 @@ from model.fields import Fields
 from model.files import read_file
 from model.inputs.added_tokens import Cutter, read_added_tokens, read_tokenizer_config
 from model.inputs.tokenizer import Tokenizer, failure_of
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 FILE = "tokenizer.model"
 SPACE = "\u2581"  # a space in pieces
@@ -89,7 +92,9 @@ class SentencePieceTokenizer(Tokenizer):
             return self._added[token]
         return str(self._start.id_to_piece(token)) if 0 <= token < self._pieces else None
 
-    def vocabulary(self, width: int, ends: Sequence[int]) -> LLTokenizer:
+    def vocabulary(self, width: int, ends: Sequence[int]) -> "LLTokenizer":
+        from llguidance import LLTokenizer
+
         return LLTokenizer(_Bytes(self, width, ends), eos_token=list(ends))  # type: ignore[arg-type] # duck-typed
 
     def bytes_of(self, token: int) -> bytes:

@@ -4,14 +4,17 @@ import json
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llguidance import LLTokenizer
 from tokenizers import PreTokenizedString
 from tokenizers import Tokenizer as Library
 
 from model.errors import CheckpointError, named
 from model.files import read_file
+from model.inputs.added_tokens import LARGEST_ID
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 
 class TokenizerFailed(Exception):
@@ -68,14 +71,21 @@ class Tokenizer:
                 failure = CheckpointError(f"{path} cannot be read: {error}")
             raise failure from None
 
-    def vocabulary(self, width: int, ends: Sequence[int]) -> LLTokenizer:
+    def vocabulary(self, width: int, ends: Sequence[int]) -> "LLTokenizer":
         """Returns the bytes of all tokens as llguidance reads them, whose errors pass.
 
         Args:
             width: Width of the logits. A tokenizer may have more tokens or fewer.
             ends: Tokens that end a text.
+
+        Raises:
+            CheckpointError: A token's id is too large.
         """
+        from llguidance import LLTokenizer  # a frontend's tokenizer needs it not
+
         most = max(width, *(i + 1 for i in self._library.get_vocab().values()))
+        if most > LARGEST_ID:
+            raise CheckpointError(f"a token has id {most - 1}, must be below {LARGEST_ID}")
         return LLTokenizer(self._library.to_str(), n_vocab=most, eos_token=list(ends))
 
     def expressions(self) -> set[str]:

@@ -1,10 +1,9 @@
 """The logits processor of a constraint on the output: it forbids tokens with which that could not be completed."""
 
 from collections.abc import Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -12,6 +11,9 @@ from model.errors import RequestFault
 from model.structured.forbidding import Forbid
 from model.structured.grammar_store import GrammarStore
 from scheduler.controls import LogitsParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 FINITE = -1e30  # logit at which a forbidden end token can be drawn where nothing else can
 
@@ -24,7 +26,7 @@ class GrammarMask:
     An output that is complete, and that nothing can follow, ends: its end tokens are drawn whatever other controls say.
     """
 
-    def __init__(self, matcher: LLMatcher | RequestFault, words: int = 0) -> None:
+    def __init__(self, matcher: "LLMatcher | RequestFault", words: int = 0) -> None:
         """Makes the constraint at the start of an output.
 
         Args:
@@ -47,7 +49,7 @@ class GrammarMask:
 
     def drew(self, token: int) -> None:
         """Records the next output token."""
-        if isinstance(self._matcher, LLMatcher) and not self._matcher.consume_token(token):
+        if not isinstance(self._matcher, RequestFault) and not self._matcher.consume_token(token):
             self._matcher = _fault_of(self._matcher, f"token {token} of the output cannot follow those before it")
 
     def _fill(self, bits: NDArray[np.int32]) -> bool:
@@ -59,7 +61,7 @@ class GrammarMask:
         Raises:
             RequestFault: The matcher has failed.
         """
-        if isinstance(self._matcher, LLMatcher):
+        if not isinstance(self._matcher, RequestFault):
             self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
             if not self._matcher.is_error():
                 return self._matcher.is_stopped()
@@ -86,5 +88,5 @@ class GrammarMask:
         forbid(logits, rows, bits)
 
 
-def _fault_of(matcher: LLMatcher, what: str) -> RequestFault:
+def _fault_of(matcher: "LLMatcher", what: str) -> RequestFault:
     return RequestFault(f"structured_output cannot be kept: {what} ({matcher.stop_reason()})")

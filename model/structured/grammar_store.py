@@ -5,11 +5,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher, LLTokenizer
+from model.errors import RequestFault
 
-from model.errors import CheckpointError, RequestFault
-from model.inputs.grammars import limits, shown
+if TYPE_CHECKING:  # an engine runs without the library too, and has no structured output then
+    from llguidance import LLMatcher, LLTokenizer
 
 MOST_CACHED, MOST_TEXT = 1024, 2**22  # grammars, and characters of them all; compiled they take some 270 times that
 
@@ -26,7 +27,7 @@ class GrammarStore:
     constraints another one has.
     """
 
-    def __init__(self, vocabulary: Callable[[], LLTokenizer]) -> None:
+    def __init__(self, vocabulary: "Callable[[], LLTokenizer]") -> None:
         """Begins to read the vocabulary.
 
         Args:
@@ -43,7 +44,7 @@ class GrammarStore:
         """Waits for the vocabulary. Returns whether there is one; the log says why there is none."""
         try:
             self._vocabulary.result()
-        except CheckpointError as error:
+        except Exception as error:  # whatever a tokenizer's file is: the model can be served without
             log.warning("structured output is not available: %s", error)
             return False
         return True
@@ -82,7 +83,7 @@ class GrammarStore:
         future.result()
         return True
 
-    def matcher(self, grammar: str, salt: str) -> LLMatcher:
+    def matcher(self, grammar: str, salt: str) -> "LLMatcher":
         """Returns a matcher at the start of the output. Compiles the grammar where `ready` was not asked before.
 
         Raises:
@@ -118,7 +119,11 @@ class GrammarStore:
         del self._cached[key]
         self._text -= len(key[0])
 
-    def _compiled(self, grammar: str) -> LLMatcher:
+    def _compiled(self, grammar: str) -> "LLMatcher":
+        from llguidance import LLMatcher
+
+        from model.inputs.grammars import limits, shown
+
         try:
             matcher = LLMatcher(self._vocabulary.result(), grammar, log_level=0, limits=limits())
         except BaseException as error:  # a panic of the library's Rust code is no Exception

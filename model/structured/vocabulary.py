@@ -23,6 +23,8 @@ def load_vocabulary(directory: Path, width: int, ends: tuple[int, ...]) -> LLTok
     tokenizer = load_tokenizer(directory)
     try:
         return tokenizer.vocabulary(width, ends)
+    except CheckpointError as error:
+        raise CheckpointError(f"{directory}: {error}") from None
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

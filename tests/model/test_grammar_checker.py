@@ -82,6 +82,7 @@ HOSTILE = {
 VOCABULARY = LLTokenizer(byte_tokenizer().to_str(), n_vocab=320, eos_token=0)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_it_is_answered_in_bounded_time_and_the_next_one_too(checker: GrammarChecker, name: str) -> None:
     """Bounded by processor time: a process that takes more is ended by the kernel. An engine can use what is taken."""
@@ -97,6 +98,7 @@ def test_it_is_answered_in_bounded_time_and_the_next_one_too(checker: GrammarChe
     assert serves(checker)
 
 
+@pytest.mark.slow
 def test_many_of_them_are_refused(checker: GrammarChecker) -> None:
     refused = 0
     for structured in HOSTILE.values():

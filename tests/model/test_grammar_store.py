@@ -1,16 +1,17 @@
 """Compiled grammars of an engine: each request gets its own, however many wait, and none outlives its bound."""
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import llguidance
 import numpy as np
 import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from model.errors import CheckpointError, RequestFault
-from model.structured import grammar_store
 from model.structured.forbidding import forbid
 from model.structured.grammar_mask import GrammarMask
 from model.structured.grammar_store import MOST_CACHED, MOST_TEXT, GrammarStore
@@ -81,7 +82,7 @@ def test_a_matcher_waits_for_no_queue(store: GrammarStore, monkeypatch: pytest.M
         assert threading.current_thread() is this or may_go_on.wait(60)
         return LLMatcher(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(grammar_store, "LLMatcher", compiled)
+    monkeypatch.setattr(llguidance, "LLMatcher", compiled)
     store.await_only([(grammar(1), ""), (grammar(7), "")])
     assert not store.ready(grammar(1), "")
     assert not store.ready(grammar(7), "")
@@ -107,19 +108,29 @@ def test_what_cannot_be_compiled_is_a_fault_of_its_request(
     def panic(*_: object, **__: object) -> None:
         raise PanicException
 
-    monkeypatch.setattr(grammar_store, "LLMatcher", panic)
+    monkeypatch.setattr(llguidance, "LLMatcher", panic)
     with pytest.raises(RequestFault, match="PanicException"):
         wait_ready(store, grammar(1))
 
 
-def test_a_vocabulary_that_cannot_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [CheckpointError("missing"), ModuleNotFoundError("missing"), OSError("missing")])
+def test_a_vocabulary_that_cannot_be_read_is_said_once(caplog: pytest.LogCaptureFixture, error: Exception) -> None:
     def broken() -> LLTokenizer:
-        raise CheckpointError("tokenizer.json is missing")
+        raise error
 
     store = GrammarStore(broken)
     assert not store.opened()
-    assert "structured output is not available: tokenizer.json is missing" in caplog.text
+    assert "structured output is not available: missing" in caplog.text
     store.close()
+
+
+def test_an_id_that_no_vocabulary_has_is_refused(tmp_path: Path) -> None:
+    """The library would take memory for all ids below it, and abort."""
+    content = json.loads(byte_tokenizer().to_str())
+    content["model"]["vocab"]["a"] = 2**31 - 1
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="a token has id 2147483647, must be below 4194304"):
+        load_vocabulary(tmp_path, 320, (0,))
 
 
 def bits(mask: GrammarMask, width: int) -> list[int]:
@@ -138,6 +149,7 @@ def test_logits_may_be_narrower_or_wider_than_the_tokenizer(tmp_path: Path, widt
     store.close()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("width", [600, 704, 1000])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_an_end_token_of_sentence_pieces_ends_and_is_no_text(tmp_path: Path, name: str, width: int) -> None:

@@ -85,6 +85,7 @@ def valid(tokens: list[int]) -> bool:
     return True
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("drawing", DRAWN)
 @pytest.mark.parametrize("ahead", [False, True], ids=["host draws", "device draws"])
 def test_any_schedule_gives_the_same_valid_output(llama: Path, drawing: dict[str, Any], ahead: bool) -> None:
@@ -142,7 +143,7 @@ def test_every_sequence_of_a_prompt_keeps_it(llama: Path) -> None:
     ],
 )
 def test_other_controls_choose_among_what_it_allows(llama: Path, beside: dict[str, Any]) -> None:
-    """Those against the end token too: an output to which nothing can be added ends."""
+    """A control against the end token yields: an output to which nothing can be added ends."""
     rig = make_rig(llama)
     assert valid(run(rig, {0: constrained(rig, PROMPTS[0], **beside)})[0])
 
