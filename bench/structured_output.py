@@ -22,7 +22,6 @@ from statistics import median
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-import psutil
 import typer
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -181,7 +180,6 @@ def main(
         rows = {name: of_one_row(structured, vocabulary, width) for name, structured in CONSTRAINTS.items()}
         show(f"One row, {width:,} tokens; the vocabulary is read in {seconds:.2f} s", rows, as_json)
         with LLM(str(directory), prefix_cache=False) as llm:
-            psutil.cpu_percent()
             show(f"{model}, {ROWS} rows of {NEW} tokens", of_a_batch(llm, width, rounds), as_json)
 
 

@@ -10,7 +10,7 @@ from tests.support.marks import mark_beyond_samples
 
 
 class Item:
-    """What is asked of a collected test. indices: of its arguments."""
+    """Stands for a collected test. indices: of its arguments."""
 
     def __init__(self, name: str, indices: dict[str, int], *marks: pytest.Mark) -> None:
         self.name, self.path, self.marks = name, Path("test_one.py"), list(marks)

@@ -11,7 +11,7 @@ from model.sampling.sources import ProcessorSources
 from scheduler.events import Ready
 from scheduler.request import Request
 
-MOST_ASKED = 512  # requests that wait at once
+MOST_ASKED = 512  # requests that are asked for in one step; each question takes time of the engine's thread
 MOST_WAIT = 60.0  # seconds until a factory has to be ready for a request
 GRAMMAR = "the grammar of structured_output"
 
@@ -21,7 +21,8 @@ log = logging.getLogger("quire.sampling")
 class FactoryReadiness:
     """`scheduler.readiness.Readiness` over grammars, and over the factories that have a `ready`.
 
-    All are asked each time, so that each begins its preparations at once. Called on the engine's thread.
+    All factories are asked each time, so that each begins its preparations at once. They are asked for the first
+    `MOST_ASKED` requests that wait. Called on the engine's thread.
 
     Attributes:
         clock: Returns seconds, by which it limits a call and the whole wait.
@@ -41,7 +42,7 @@ class FactoryReadiness:
 
     def __call__(self, requests: Mapping[int, Request]) -> list[Ready]:
         now = self.clock()
-        if len(requests) > MOST_ASKED:  # the others' turn comes, and with it the time in which they must be ready
+        if len(requests) > MOST_ASKED:  # the wait of the others is counted from their first question on
             requests = dict(islice(requests.items(), MOST_ASKED))
         self._since = {attempt: self._since.get(attempt, now) for attempt in requests}
         if self._grammars is not None:
