@@ -318,7 +318,9 @@ async def _frontend(
         secret: Key of own engines' block hashes.
         slo: Tracks TTFT and ITL; None: there are no objectives.
     """
-    preparer = await asyncio.to_thread(load_preparer, model, settings.public_prefixes, images)
+    preparer = await asyncio.to_thread(
+        load_preparer, model, settings.public_prefixes, images, settings.tool_format, settings.reasoning_format
+    )
     metrics = Metrics(preparer.name, shows_engines)
     return Frontend(preparer, settings, metrics, secret, slo), metrics
 

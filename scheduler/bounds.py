@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits
-from scheduler.prompts import Chat, ImageHere
+from scheduler.prompts import Chat, ChatMessage, ImageHere
 from scheduler.resolve import check_ids
 from scheduler.spec import Spec
 
@@ -41,9 +41,22 @@ def check_chat(chat: Chat, limits: Limits) -> dict[str, object]:
         size += _size(message.role, f"chat.messages[{i}].role")
         texts = [part for part in message.parts if not isinstance(part, ImageHere)]
         size += sum(_size(text, f"chat.messages[{i}].parts") for text in texts)
+        size += sum(map(_size, *zip(*_others(message, f"chat.messages[{i}]"), strict=True)))
+    for i, tool in enumerate(chat.tool_use.tools):
+        size += _size(tool.name, f"chat.tools[{i}].name") + _size(tool.description, f"chat.tools[{i}].description")
+        size += _size(tool.parameters, f"chat.tools[{i}].parameters")
     if size > (most := most_bytes(limits.longest)):
         raise InvalidRequest("chat", f"{size} bytes", f"at most {most} bytes for {limits.longest} tokens")
     return {name: _value(name, text) for name, text in chat.arguments}
+
+
+def _others(message: ChatMessage, path: str) -> list[tuple[str, str]]:
+    """Returns the other texts of a message, each with its name."""
+    texts = [(message.name, "name"), (message.tool_call_id, "tool_call_id"), (message.reasoning, "reasoning")]
+    for j, call in enumerate(message.tool_calls):
+        inner = f"tool_calls[{j}]"
+        texts += [(call.id, f"{inner}.id"), (call.name, f"{inner}.name"), (call.arguments, f"{inner}.arguments")]
+    return [(text, f"{path}.{name}") for text, name in texts]
 
 
 def _argument(name: str) -> str:

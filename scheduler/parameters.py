@@ -204,6 +204,11 @@ class Output:
     prompt_logprobs: bool = parameter(False, meaning="Logprobs of the prompt too, with as many alternatives.")
     skip_special_tokens: bool = parameter(True, meaning="The text leaves special tokens out.")
     prompt_token_ids: bool = parameter(False, vllm="", meaning="The prompt's token ids.")
+    raw_text: bool = parameter(
+        False,
+        vllm="",
+        meaning="Of a conversation: reasoning and tool calls stay in the text, as the model writes them.",
+    )
 
 
 GROUPS = (Sampling, Stopping, Output)

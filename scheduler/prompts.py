@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from scheduler.invalid import require
 from scheduler.limits import Limits
 from scheduler.parameters import Stopping
+from scheduler.tools import MOST_CALLS, NO_TOOLS, ToolCall, ToolUse
 
 MOST_MESSAGES = 4096  # messages of a conversation
 
@@ -20,12 +21,20 @@ class ChatMessage:
     """One turn of a conversation.
 
     Attributes:
-        role: "system", "user", "assistant", or another that the model's template knows.
+        role: "system", "user", "assistant", "tool", or another that the model's template knows.
         content: Text, or texts and images in their order.
+        tool_calls: Calls of an assistant's message.
+        tool_call_id: Id of the call that a tool's message has the result of; "" for none.
+        name: Name of the tool, or of who speaks; "" for none.
+        reasoning: Text that an assistant thought before its content; "" for none.
     """
 
     role: str
     content: str | tuple[str | ImageHere, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning: str = ""
 
     @property
     def parts(self) -> tuple[str | ImageHere, ...]:
@@ -40,12 +49,14 @@ class Chat:
         arguments: Arguments of the model's template, pairs of name and JSON.
         add_generation_prompt: Value of the template's variable of this name: it begins the model's next message.
         continue_final_message: The prompt ends with the text of the last message.
+        tool_use: Tools that the model may call.
     """
 
     messages: tuple[ChatMessage, ...]
     arguments: tuple[tuple[str, str], ...] = ()
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tool_use: ToolUse = NO_TOOLS
 
     def __post_init__(self) -> None:
         check_message_count(len(self.messages))
@@ -55,6 +66,11 @@ class Chat:
             name, known = f"chat.messages[{i}].content", isinstance(content, str | tuple)
             known = known and all(isinstance(part, str | ImageHere) for part in message.parts)
             require(known, name, content, "must be text, or texts and images")
+            name, count = f"chat.messages[{i}].tool_calls", len(message.tool_calls)
+            require(not count or role == "assistant", name, f"{count} calls", "are an assistant's alone")
+            require(count <= MOST_CALLS, name, f"{count} calls", f"at most {MOST_CALLS}")
+            said = message.reasoning
+            require(not said or role == "assistant", f"chat.messages[{i}].reasoning", said, "is an assistant's alone")
         if self.continue_final_message:
             name = "chat.continue_final_message"
             require(not self.add_generation_prompt, name, True, "goes without chat.add_generation_prompt")

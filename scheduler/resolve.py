@@ -20,6 +20,9 @@ from scheduler.prompts import Chat
 from scheduler.request import PromptImage, Request
 from scheduler.spec import Spec
 from scheduler.structured import FIELD, Structured
+from scheduler.tools import Choice, ToolUse
+
+NO_REASONING: Mapping[str, Any] = {}
 
 
 def resolve(
@@ -33,6 +36,7 @@ def resolve(
     images: tuple[PromptImage, ...] = (),
     prefix_lm: bool = False,
     grammar: str = "",
+    reasoning: Mapping[str, Any] = NO_REASONING,
 ) -> Request:
     """Checks a client's request against an engine's limits, and returns what the engine runs.
 
@@ -47,6 +51,7 @@ def resolve(
         images: Images of the prompt.
         prefix_lm: Whether the prompt is a bidirectional prefix.
         grammar: Of the spec's constraint on its output, which `check_structured` has accepted; "" for none.
+        reasoning: Fields of `LogitsParams` that bound the reasoning.
 
     Raises:
         InvalidRequest: Names the field, its value and the limit.
@@ -67,7 +72,9 @@ def resolve(
         prompt=np.array(prompt, np.int32),
         max_tokens=room if stopping.max_tokens is None else stopping.max_tokens,
         stop_ids=stop_ids,
-        controls=_controls(spec, values, _logits_params(spec, values, stop_ids, limits, bad_words, grammar)),
+        controls=_controls(
+            spec, values, _logits_params(spec, {**values, **reasoning}, stop_ids, limits, bad_words, grammar)
+        ),
         queue_timeout=spec.max_queue_time,
         scope=Scope(
             tenant=spec.tenant,
@@ -133,16 +140,32 @@ def check_structured(spec: Spec, structured: Structured, limits: Limits) -> None
     """Checks a constraint's size, and that nothing beside it ends the output elsewhere. Raises InvalidRequest."""
     size, most = len(structured.text.encode()), limits.request.structured_output_bytes
     require(size <= most, structured.path, f"{size} bytes", f"at most {most} bytes")
+    _check_ends(spec, FIELD)
+    stop = spec.stopping.stop
+    require(stop == (), "stopping.stop", stop, f"does not go with {FIELD}, which says where the output ends")
+    require(limits.structured_output, structured.path, structured.text, NEEDED)
+
+
+def check_tool_use(spec: Spec, tool_use: ToolUse, limits: Limits) -> None:
+    """Checks tools whose calls are enforced, as `check_structured`. Stop strings end the text beside calls alone."""
+    size, most = sum(len(tool.parameters.encode()) for tool in tool_use.tools), limits.request.structured_output_bytes
+    require(size <= most, "chat.tools", f"{size} bytes of parameters", f"at most {most} bytes")
+    name = "chat.tool_choice" if tool_use.choice is Choice.REQUIRED else "chat.tools"
+    _check_ends(spec, f"{name} that are enforced" if name == "chat.tools" else name)
+    require(limits.structured_output, name, tool_use.choice.value, NEEDED)
+
+
+def _check_ends(spec: Spec, constraint: str) -> None:
     stopping = spec.stopping
     for name, value, neutral in (
         ("sampling.beam_search", spec.sampling.beam, None),
-        ("stopping.stop", stopping.stop, ()),
         ("stopping.stop_token_ids", stopping.stop_token_ids, ()),
         ("stopping.ignore_eos", stopping.ignore_eos, False),
     ):
-        require(value == neutral, name, value, f"does not go with {FIELD}, which says where the output ends")
-    needed = "needs a model with an end token, and a tokenizer of bytes (BPE or SentencePiece): this one has not both"
-    require(limits.structured_output, structured.path, structured.text, needed)
+        require(value == neutral, name, value, f"does not go with {constraint}, which says where the output ends")
+
+
+NEEDED = "needs a model with an end token, and a tokenizer of bytes (BPE or SentencePiece): this one has not both"
 
 
 def _check_tokens(spec: Spec, prompt: list[int], limits: Limits) -> None:

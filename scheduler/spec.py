@@ -23,7 +23,8 @@ class Spec:
         output_prefix: Output that this prompt had already, to go on from. Positions, limits and draws count it.
         cache_salt: The prefix cache is shared only with requests that have the same one.
         priority: Lower is served first, among requests of the same tenant.
-        structured: Constraint on the whole output.
+        structured: Constraint on the whole output; of a conversation, on the answer behind any reasoning.
+        reasoning_tokens: Most tokens of reasoning before the answer; None for any number.
         tenant: Set by the authentication interceptor, never by a client.
     """
 
@@ -42,6 +43,7 @@ class Spec:
     tenant: str = DEFAULT_TENANT
     truncation: Truncation | None = None
     structured: Structured | None = None
+    reasoning_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("max_time", self.max_time), ("max_queue_time", self.max_queue_time)):
@@ -53,6 +55,8 @@ class Spec:
         if isinstance(self.prompt, Chat):
             parts, given = len(self.prompt.image_fields), f"{len(self.images)} images"
             require(len(self.images) == parts, "images", given, f"the messages of the conversation have {parts}")
+        bound = self.reasoning_tokens
+        require(bound is None or 0 <= bound < 2**31, "reasoning.max_tokens", bound, "must be in [0, 2147483647]")
         whole = self.truncation is None or not self.images
         require(whole, "prompt_truncation", f"with {len(self.images)} images", "goes with prompts without images")
 

@@ -46,6 +46,10 @@ REASONS = {
     "NO_POLICY": ("The rpc is open to no caller.", "Call another rpc."),
     "NO_SUCH_REPLICA": ("No replica has this number.", "`quire cluster status` lists them."),
     "NO_SUCH_REQUEST": ("No live request has this id.", "`quire admin requests` lists them."),
+    "NO_TOOL_FORMAT": (
+        "The form in which the model calls tools is not known.",
+        "Say it with `quire serve --tool-format`, or use a model whose chat template has tools.",
+    ),
     "NO_TOKEN": ("The call has none of the server's tokens.", "Send `authorization: Bearer TOKEN`."),
     "NO_TOKEN_LEFT": ("The controls of the request leave no token to draw.", "Loosen allowed tokens or bad words."),
     "QUARANTINED": ("Engines died of this request.", "Report it with the server's log; do not send it again."),

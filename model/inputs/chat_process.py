@@ -6,7 +6,7 @@ The first line has `source` and `tokens` of a `ChatTemplate` and the limits. `me
 `start_seconds` and `render_seconds` are processor time to compile the template and for each conversation. Its answer is
 {} once the template is compiled.
 
-Each other line has `messages`, `arguments` of the template, `most` (the characters that the text may have),
+Each other line has `messages`, `tools`, `arguments` of the template, `most` (the characters that the text may have),
 `add_generation_prompt` and `continue_final_message`. Its answer has `text`. Without a text, `failed` says why (refused,
 error, memory, length) and `message` gives details.
 
@@ -156,7 +156,7 @@ def _mark_end(message: dict[str, Any]) -> str:
 def _generated(template: jinja2.Template, tokens: dict[str, str], request: dict[str, Any]) -> str:
     given = {
         "messages": request["messages"],
-        "tools": None,
+        "tools": request["tools"],
         "documents": None,
         "add_generation_prompt": request["add_generation_prompt"],
     }

@@ -48,6 +48,11 @@ class ChatRenderer:
             self._start()
 
     @property
+    def source(self) -> str:
+        """The template in Jinja."""
+        return self._template.source
+
+    @property
     def beginning(self) -> str | None:
         """Token that begins a text, where the tokenizer's config names one."""
         return self._template.tokens.get("bos_token")
@@ -58,6 +63,7 @@ class ChatRenderer:
         arguments: Mapping[str, object],
         most: int,
         *,
+        tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
@@ -67,6 +73,7 @@ class ChatRenderer:
             messages: The conversation, as the template reads it.
             arguments: Arguments of the template, as JSON values.
             most: Characters that the prompt may have.
+            tools: Functions that the model may call, as the template reads them.
             add_generation_prompt: Value of the template's variable of this name.
             continue_final_message: The prompt ends with the text of the last message, which has some.
 
@@ -78,13 +85,16 @@ class ChatRenderer:
             "messages": messages,
             "arguments": arguments,
             "most": most,
+            "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }
         try:
             line = json.dumps(request)
         except RecursionError:
-            raise ChatFailed("CHAT_ERROR", "the arguments of the chat template are nested too deeply") from None
+            raise ChatFailed(
+                "CHAT_ERROR", "the arguments of the chat template, or tools, are too deeply nested"
+            ) from None
         with self._lock:
             used = self._process is not None
             try:

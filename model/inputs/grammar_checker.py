@@ -6,6 +6,7 @@ import signal
 import threading
 from collections import OrderedDict
 
+from model.inputs.chat_output.grammar_form import OutputConstraint
 from model.inputs.grammars import GrammarRefused
 from model.inputs.line_process import LineProcess
 from scheduler.structured import Structured
@@ -19,6 +20,11 @@ TRIES = 2  # a process may be killed by others, as by the kernel where memory is
 NOT_STARTED = 1  # exit code in place of that of a process that was lost before it got the constraint
 CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)  # of the constraint: a stack that is full, an allocation
 MOST_ANSWER = 64 * 2**20  # bytes; a grammar is about as long as its constraint
+
+
+Constraint = Structured | OutputConstraint
+Asked = tuple[str, Constraint]
+"""With whom the answer is shared, and what was asked."""
 
 
 class GrammarUnchecked(RuntimeError):
@@ -36,14 +42,14 @@ class GrammarChecker:
         self._asking = threading.Lock()  # held from a line to its answer
         self._caching = threading.Lock()
         self._process: LineProcess | None = None
-        self._cached: OrderedDict[tuple[str, Structured], str | GrammarRefused] = OrderedDict()
+        self._cached: OrderedDict[Asked, str | GrammarRefused] = OrderedDict()
         self._closed = False
 
-    def grammar(self, structured: Structured, sharing: str) -> str:
+    def grammar(self, constraint: Constraint, sharing: str) -> str:
         """Returns the grammar of a constraint, which an engine compiles.
 
         Args:
-            structured: The constraint.
+            constraint: The constraint.
             sharing: Requests that share the answer, as in `Spec.sharing`.
 
         Raises:
@@ -51,18 +57,18 @@ class GrammarChecker:
             GrammarUnchecked: The process cannot be started, or dies of something else.
             RuntimeError: The checker is closed.
         """
-        key = (sharing, structured)
+        key = (sharing, constraint)
         if (found := self._find(key)) is None:
             with self._asking:
                 if (found := self._find(key)) is None:  # another thread may have asked the same
                     try:
-                        found = self._ask(structured)
+                        found = self._ask(constraint)
                     except BaseException:  # as KeyboardInterrupt: this answer must not be taken for the next one's
                         self._end()
                         raise
                     self._cache(key, found)
         if isinstance(found, GrammarRefused):
-            raise GrammarRefused(str(found))
+            raise GrammarRefused(str(found), found.field)
         return found
 
     @property
@@ -70,31 +76,31 @@ class GrammarChecker:
         """Whether the process has a constraint to answer."""
         return self._asking.locked()
 
-    def knows(self, structured: Structured, sharing: str) -> bool:
+    def knows(self, constraint: Constraint, sharing: str) -> bool:
         """Returns whether the answer is cached, so that `grammar` does not wait."""
-        return self._find((sharing, structured)) is not None
+        return self._find((sharing, constraint)) is not None
 
-    def _find(self, key: tuple[str, Structured]) -> str | GrammarRefused | None:
+    def _find(self, key: Asked) -> str | GrammarRefused | None:
         with self._caching:
             found = self._cached.get(key)
             if found is not None:
                 self._cached.move_to_end(key)
             return found
 
-    def _cache(self, key: tuple[str, Structured], answer: str | GrammarRefused) -> None:
+    def _cache(self, key: Asked, answer: str | GrammarRefused) -> None:
         with self._caching:
             self._cached[key] = answer
             while len(self._cached) > MOST_CACHED:
                 self._cached.popitem(last=False)
 
-    def _ask(self, structured: Structured) -> str | GrammarRefused:
-        line = json.dumps({"kind": structured.kind, "text": structured.text})
+    def _ask(self, constraint: Constraint) -> str | GrammarRefused:
+        line = json.dumps({"kind": constraint.kind, "text": constraint.text})
         for _ in range(TRIES):
             answer, code = self._exchange(line)
             if answer is not None:
                 if "unsound" in answer:
                     self._end()
-                return answer["grammar"] if "grammar" in answer else GrammarRefused(answer["refused"])
+                return answer["grammar"] if "grammar" in answer else _refused(answer)
             if code == -signal.SIGPROF:
                 return GrammarRefused(f"it takes more than {SECONDS:g} s to compile")
             if code in CRASHES:
@@ -130,3 +136,7 @@ class GrammarChecker:
             process.kill()
         with self._asking:
             self._end()
+
+
+def _refused(answer: dict[str, str]) -> GrammarRefused:
+    return GrammarRefused(answer["refused"], answer.get("field", ""))

@@ -12,24 +12,47 @@ import json
 import signal
 import sys
 import threading
+from functools import lru_cache
 from typing import Any
 
 from llguidance import LLTokenizer
 
+from model.inputs.chat_output.grammar import OutputGrammar
+from model.inputs.chat_output.grammar_form import OUTPUT, OutputForm
 from model.inputs.grammars import ByteVocabulary, GrammarRefused, grammar_of, try_grammar
 from model.inputs.process_limits import limit_memory
 
 STACK = 4 * 2**20  # bytes; engines have 8 MiB
 
 
-def answer_to(line: str, tokenizer: LLTokenizer) -> dict[str, str]:
+@lru_cache(4)
+def tokenizer_of(special: tuple[int, ...]) -> LLTokenizer:
+    """Returns a tokenizer of bytes, and of special tokens of these ids."""
+    return LLTokenizer(ByteVocabulary(special))  # type: ignore[arg-type] # it has what is asked of a wrapper
+
+
+def output_grammar(text: str) -> tuple[str, LLTokenizer]:
+    """Returns the grammar of an `OutputForm`, which is given as JSON, and a tokenizer that has its special tokens."""
+    form = OutputForm.of_text(text)
+    tokenizer = tokenizer_of(tuple(sorted(form.ids.values())))
+    content: dict[str, Any] | None = None
+    if form.answer is not None:
+        made = grammar_of(*form.answer)
+        content = json.loads(made)["grammars"][0] if made.startswith('{"grammars"') else {"lark_grammar": made}
+    return OutputGrammar(form, tokenizer).grammar(content), tokenizer
+
+
+def answer_to(line: str) -> dict[str, str]:
     """Returns the answer to a line."""
     try:
         asked = json.loads(line)
-        grammar = grammar_of(asked["kind"], asked["text"])
+        if asked["kind"] == OUTPUT:
+            grammar, tokenizer = output_grammar(asked["text"])
+        else:
+            grammar, tokenizer = grammar_of(asked["kind"], asked["text"]), tokenizer_of(())
         try_grammar(grammar, tokenizer)
     except GrammarRefused as refused:
-        return {"refused": str(refused)}
+        return {"refused": str(refused), "field": refused.field}
     except MemoryError:
         return {"refused": "it needs too much memory", "unsound": "1"}
     except BaseException as error:  # a panic of the library's Rust code is no Exception
@@ -47,11 +70,11 @@ def serve() -> None:
         return  # the parent has ended
     first = json.loads(line)
     limit_memory(first["memory"])
-    tokenizer = LLTokenizer(ByteVocabulary())  # type: ignore[arg-type] # it has what is asked of a wrapper
+    tokenizer_of(())
     answer({})
     while line := sys.stdin.readline():
         signal.setitimer(signal.ITIMER_PROF, first["seconds"])
-        given = answer_to(line, tokenizer)
+        given = answer_to(line)
         signal.setitimer(signal.ITIMER_PROF, 0)
         answer(given)
 

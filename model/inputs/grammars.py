@@ -23,7 +23,15 @@ LONGEST_NAMED = 200  # characters of an error of the library that are shown
 
 
 class GrammarRefused(Exception):
-    """A constraint cannot be kept. Says why."""
+    """A constraint cannot be kept. Says why.
+
+    Attributes:
+        field: The client's name of the part of the constraint; "" for the whole of it.
+    """
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 def limits() -> LLParserLimits:
@@ -180,6 +188,18 @@ def _check_lark(bare: str) -> None:
             raise GrammarRefused(f"{what} not supported in a grammar")
 
 
+def try_schema(schema: dict[str, Any], tokenizer: LLTokenizer) -> None:
+    """Compiles a schema that `read_schema` has read.
+
+    Raises:
+        GrammarRefused: It cannot be enforced.
+    """
+    grammar = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_FORM)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=limits())
+    if failed:
+        raise _refused(messages[0])
+
+
 def try_grammar(grammar: str, tokenizer: LLTokenizer) -> None:
     """Compiles a grammar and computes its first mask.
 
@@ -208,13 +228,19 @@ def shown(message: str) -> str:
 
 
 class ByteVocabulary:
-    """A vocabulary of all bytes and one end token, in the form that `LLTokenizer` takes."""
+    """A vocabulary of all bytes, one end token and special tokens, in the form that `LLTokenizer` takes."""
 
     is_tokenizer_wrapper = True
     eos_token_id = 256
     bos_token_id = None
-    tokens = (*(bytes([byte]) for byte in range(256)), b"")
-    special_token_ids = (256,)
+
+    def __init__(self, special: tuple[int, ...] = ()) -> None:
+        """Makes a vocabulary. special: ids of the special tokens that a grammar names, above 256."""
+        others = [b""] * (max(special, default=256) - 256)
+        for i in special:
+            others[i - 257] = b"<%d>" % i
+        self.tokens = (*(bytes([byte]) for byte in range(256)), b"", *others)
+        self.special_token_ids = (256, *special)
 
     def __call__(self, text: bytes | str) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)

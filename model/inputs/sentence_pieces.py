@@ -116,6 +116,10 @@ class SentencePieceTokenizer(Tokenizer):
         gaps = (i for i in range(self._pieces, self.size) if i not in self._added)
         return frozenset((*self._special, *unused, *gaps))
 
+    @property
+    def special_texts(self) -> dict[int, str]:
+        return {i: text for i in self.special if (text := self.text_of(i))}
+
     def expressions(self) -> set[str]:
         return set()
 

@@ -88,6 +88,11 @@ class Tokenizer:
             raise CheckpointError(f"a token has id {most - 1}, must be below {LARGEST_ID}")
         return LLTokenizer(self._library.to_str(), n_vocab=most, eos_token=list(ends))
 
+    @property
+    def special_texts(self) -> dict[int, str]:
+        """Texts of the special tokens by id."""
+        return {i: text for i in self._special if (text := self.text_of(i))}
+
     def expressions(self) -> set[str]:
         """Returns all patterns of the tokenizer: regular expressions, and texts that it replaces."""
         library = self._library

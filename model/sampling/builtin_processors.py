@@ -190,12 +190,58 @@ class Penalties(BuiltIn):
         _put(logits, places, values - less - once)
 
 
+class ReasoningLimit(BuiltIn):
+    """Ends the reasoning of a model after a number of tokens: then its end is the only token that can be drawn.
+
+    As `thinking_token_budget` of vLLM.
+    """
+
+    def __init__(self, most: int, begin: Sequence[int], end: Sequence[int], reasons: bool) -> None:
+        """Makes the limit. See `LogitsParams`."""
+        self._most, self._begin, self._end, self._reasons = most, tuple(begin), tuple(end), reasons
+        self._count = 0
+        self._last: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, params: LogitsParams, prompt: Tokens) -> Self | None:  # noqa: ARG003 - `reasons` says what matters of it
+        if params.reasoning_tokens < 0:
+            return None
+        return cls(params.reasoning_tokens, params.reasoning_begin, params.reasoning_end, params.reasons)
+
+    def drew(self, token: int) -> None:
+        awaited = self._end if self._reasons else self._begin
+        self._last = (*self._last, token)[-len(awaited) :]
+        self._count += self._reasons
+        if self._last == awaited:
+            self._reasons, self._count, self._last = not self._reasons, 0, ()
+
+    def forced(self) -> list[int]:
+        """Returns the only token that can be drawn next; none where any can."""
+        if not self._reasons or self._count < self._most:
+            return []
+        known = next(n for n in range(len(self._end) - 1, -1, -1) if self._last[len(self._last) - n :] == self._end[:n])
+        return [self._end[known]]
+
+    @classmethod
+    def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], positions: Ints) -> None:  # noqa: ARG003
+        forced = [one.forced() for one in processors]
+        ends = np.array([bool(ids) for ids in forced])
+        if ends.any():
+            places = _places(logits, rows[ends], [np.array(ids, np.int64) for ids in forced if ids])
+            kept = logits.view(-1).index_select(0, places)
+            logits.index_fill_(0, _on(logits, rows[ends]), -torch.inf)
+            _put(logits, places, kept.clamp_(min=FINITE))
+
+
+FINITE = -1e30  # logit at which a token that another control forbids can be drawn where nothing else can
+
 BUILT_IN: tuple[type[BuiltIn], ...] = (
     AllowedTokens,
     BannedSequences,
     MinTokens,
     LogitBias,
     Penalties,
+    ReasoningLimit,
 )
 """In the order in which they apply, which is vLLM's: a token that is forbidden stays so, and penalties see the bias."""
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cquire/v1/model_service.proto\x12\x08quire.v1\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.quire.v1.Model\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"2\n\x10GetModelResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.quire.v1.Model\"\xab\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x18\n\x10max_model_length\x18\x03 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06vision\x18\x06 \x01(\x08\x12\x1a\n\rchat_template\x18\x07 \x01(\x08H\x00\x88\x01\x01\x42\x10\n\x0e_chat_template2\x9a\x01\n\x0cModelService\x12G\n\nListModels\x12\x1b.quire.v1.ListModelsRequest\x1a\x1c.quire.v1.ListModelsResponse\x12\x41\n\x08GetModel\x12\x19.quire.v1.GetModelRequest\x1a\x1a.quire.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cquire/v1/model_service.proto\x12\x08quire.v1\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.quire.v1.Model\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"2\n\x10GetModelResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.quire.v1.Model\"\xda\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x18\n\x10max_model_length\x18\x03 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06vision\x18\x06 \x01(\x08\x12\x1a\n\rchat_template\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x13\n\x0btool_format\x18\x08 \x01(\t\x12\x18\n\x10reasoning_format\x18\t \x01(\tB\x10\n\x0e_chat_template2\x9a\x01\n\x0cModelService\x12G\n\nListModels\x12\x1b.quire.v1.ListModelsRequest\x1a\x1c.quire.v1.ListModelsResponse\x12\x41\n\x08GetModel\x12\x19.quire.v1.GetModelRequest\x1a\x1a.quire.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,7 +40,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELRESPONSE']._serialized_start=151
   _globals['_GETMODELRESPONSE']._serialized_end=201
   _globals['_MODEL']._serialized_start=204
-  _globals['_MODEL']._serialized_end=375
-  _globals['_MODELSERVICE']._serialized_start=378
-  _globals['_MODELSERVICE']._serialized_end=532
+  _globals['_MODEL']._serialized_end=422
+  _globals['_MODELSERVICE']._serialized_start=425
+  _globals['_MODELSERVICE']._serialized_end=579
 # @@protoc_insertion_point(module_scope)

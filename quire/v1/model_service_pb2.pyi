@@ -29,7 +29,7 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "architecture", "max_model_length", "vocabulary_size", "dtype", "vision", "chat_template")
+    __slots__ = ("name", "architecture", "max_model_length", "vocabulary_size", "dtype", "vision", "chat_template", "tool_format", "reasoning_format")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,8 @@ class Model(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     VISION_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FORMAT_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     max_model_length: int
@@ -44,4 +46,6 @@ class Model(_message.Message):
     dtype: str
     vision: bool
     chat_template: bool
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., dtype: _Optional[str] = ..., vision: _Optional[bool] = ..., chat_template: _Optional[bool] = ...) -> None: ...
+    tool_format: str
+    reasoning_format: str
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., dtype: _Optional[str] = ..., vision: _Optional[bool] = ..., chat_template: _Optional[bool] = ..., tool_format: _Optional[str] = ..., reasoning_format: _Optional[str] = ...) -> None: ...

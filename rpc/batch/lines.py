@@ -228,6 +228,12 @@ def _sequence(sequence: pb.SequenceResult, searched: bool) -> dict[str, Any]:
         "token_ids": list(sequence.token_ids),
         "finish_reason": pb.FinishReason.Name(sequence.finish_reason).removeprefix("FINISH_REASON_").lower(),
     }
+    if sequence.reasoning:
+        values["reasoning"] = sequence.reasoning
+    if sequence.tool_calls:
+        values["tool_calls"] = [
+            {"id": call.id, "name": call.name, "arguments": call.arguments} for call in sequence.tool_calls
+        ]
     if searched:
         values["score"] = sequence.score
     if sequence.logprobs:

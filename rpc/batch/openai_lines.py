@@ -183,7 +183,10 @@ def streamed(response: pb.GenerateResponse) -> pb.StreamGenerateResponse:
             token_ids=sequence.token_ids,
             logprobs=sequence.logprobs,
             finish_reason=sequence.finish_reason,
+            reasoning=sequence.reasoning,
         )
+        for number, call in enumerate(sequence.tool_calls):
+            delta.tool_calls.add(index=number, id=call.id, name=call.name, arguments=call.arguments)
         cause = sequence.WhichOneof("stop_cause")
         if cause is not None:
             setattr(delta, cause, getattr(sequence, cause))

@@ -59,7 +59,7 @@ def generate(
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows another
     text = sys.stdin.read() if prompt == "-" else prompt
-    shown = Shown("" if quiet or chat else text)
+    shown = Shown("" if quiet or chat else text, quiet)
     try:
         images = [read_image(file) for file in image or ()]
         given = asdict(build(SamplingOptions, values)) | asdict(build(StoppingOptions, values)) | {"model": model}
@@ -85,14 +85,27 @@ class Shown:
 
     Args:
         prompt: Text that stands before an answer. Without an answer it is not shown.
+        quiet: Reasoning is not shown.
     """
 
-    def __init__(self, prompt: str) -> None:
-        self._prompt, self._begun = prompt, False
+    def __init__(self, prompt: str, quiet: bool) -> None:
+        self._prompt, self._quiet = prompt, quiet
+        self._begun = self._thought = False
 
     def add(self, text: str) -> None:
+        if not text:
+            return
+        if self._thought:
+            typer.echo("", err=True)
+            self._thought = False
         print(text if self._begun else self._prompt + text, end="", flush=True)
         self._begun = True
+
+    def think(self, text: str) -> None:
+        """Shows reasoning apart from the text, which may go to a file."""
+        if text and not self._quiet:
+            typer.echo(typer.style(text, dim=True), err=True, nl=False)
+            self._thought = True
 
     def end(self) -> None:
         """Ends the last line, where there is one."""
@@ -112,6 +125,7 @@ def _show(client: "Client", spec: "pb.GenerationSpec", shown: Shown) -> str:
         for message in stream:
             seed = message.prompt_info.seed or seed
             for delta in message.deltas:
+                shown.think(delta.reasoning)
                 shown.add(delta.text)
                 reason = delta.finish_reason or reason
             usage = message.usage

@@ -346,12 +346,14 @@ class Frontend:
 
     async def _prepare(self, spec: Spec) -> tuple[RequestStream, list[bytes]]:
         """Tokenizes, validates, reads the output prefix and hashes the prompt's pages, in a worker thread."""
-        kind = kind_of(spec, self.preparer.knows_grammar(spec))
+        kind = kind_of(spec, self.preparer.outputs.knows_grammar(spec))
         return await self.in_worker(lambda limits: self._make_stream(spec, limits), kind, spec.tenant)
 
     def _make_stream(self, spec: Spec, limits: Limits) -> tuple[RequestStream, list[bytes]]:
         request = self.preparer.prepare(spec, limits)
-        return RequestStream(spec, request, self.preparer.tokenizer), self.replicas.hashes_of(request)
+        tokenizer = self.preparer.tokenizer
+        stream = RequestStream(spec, request, tokenizer, self.preparer.outputs.parsings(spec, request, tokenizer))
+        return stream, self.replicas.hashes_of(request)
 
     async def in_worker(
         self, task: Callable[[Limits], T], kind: PromptKind = PromptKind.TEXT, tenant: str = DEFAULT_TENANT

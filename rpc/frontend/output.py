@@ -3,16 +3,21 @@
 Knows nothing of threads, time or gRPC. Invariant: tokens past a stop string are neither sent nor counted.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from model.inputs.chat_output.parsed import CallDelta, Parsed, add_calls
+from model.inputs.chat_output.parser import OutputParser, Parsing
 from model.inputs.detokenizer import Detokenizer
 from model.inputs.stop_strings import StopStrings
 from model.inputs.tokenizer import Tokenizer
 from scheduler.events import Logprobs, StepOutputs
 from scheduler.request import Request
 from scheduler.spec import Spec
+
+NO_MARKS: Mapping[int, str] = {}
 
 
 class FinishReason(StrEnum):
@@ -57,10 +62,12 @@ class Delta:
     Attributes:
         index: Index of the sequence in its request.
         first_position: Position of the first new token in the output, from 0.
-        text: New text.
+        text: New text; of a conversation, that of the answer.
         token_ids: New tokens.
         logprobs: Logprobs at each new token: the token itself first, then alternatives by rank.
         finish: The sequence's end; None while it goes on.
+        reasoning: New text of the reasoning.
+        calls: New parts of tool calls.
     """
 
     index: int
@@ -69,10 +76,12 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[list[TokenLogprob]] = field(default_factory=list)
     finish: Finish | None = None
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
-        return not (self.text or self.token_ids or self.finish)
+        return not (self.text or self.token_ids or self.finish or self.reasoning or self.calls)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,14 +129,24 @@ class SequenceOutput:
         request: The request as the engine gets it.
         tokenizer: Tokenizer of the model.
         known: Output tokens that the client has already.
+        parsing: How the output is read; None where it is text alone.
 
     Attributes:
+        reasoning_tokens: Count of tokens that are reasoning.
         tokens: Output tokens, known ones included.
         total: Sum of the log probabilities of tokens. Those of known tokens are lost, and not in it.
         finish: The sequence's end; None while it goes on.
     """
 
-    def __init__(self, index: int, spec: Spec, request: Request, tokenizer: Tokenizer, known: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        index: int,
+        spec: Spec,
+        request: Request,
+        tokenizer: Tokenizer,
+        known: tuple[int, ...],
+        parsing: Parsing | None = None,
+    ) -> None:
         self.index, self._spec = index, spec
         self.tokens: list[int] = []
         self.total = 0.0
@@ -135,6 +154,9 @@ class SequenceOutput:
         self._stop_ids, self._top_logprobs = frozenset(request.stop_ids), request.controls.top_logprobs
         needs_text = spec.output.text or bool(spec.stopping.stop)
         self._detokenizer = Detokenizer(tokenizer, spec.output.skip_special_tokens) if needs_text else None
+        self._marks = NO_MARKS if parsing is None else parsing.marks.by_id
+        self._parser = None if parsing is None else OutputParser(parsing)
+        self.reasoning_tokens = 0
         self._stops = StopStrings(spec.stopping.stop, spec.stopping.include_stop)
         self._pending = Delta(index, 0)
         for token in known:
@@ -189,7 +211,19 @@ class SequenceOutput:
         """Reads the token's text, and returns whether it completes a stop string."""
         if self._detokenizer is None or (token in self._stop_ids and not self._spec.stopping.include_stop):
             return False
-        return self._read(self._detokenizer.push(token))
+        mark = self._marks.get(token)
+        text = self._detokenizer.push(token) if mark is None else self._detokenizer.flush() + mark
+        if self._parser is None:
+            return self._read(text)
+        stopped = self._add_parsed(self._parser.push(text))
+        self.reasoning_tokens += self._parser.reasons
+        return stopped
+
+    def _add_parsed(self, new: Parsed) -> bool:
+        """Adds output of a parser, and returns whether a stop string ended the sequence: text alone can have one."""
+        self._pending.reasoning += new.reasoning
+        add_calls(self._pending.calls, new.calls)
+        return bool(new.content) and self._read(new.content)
 
     def _read(self, text: str) -> bool:
         found = self._stops.push(text, searched=self.token_count > self._spec.stopping.min_tokens)
@@ -204,11 +238,16 @@ class SequenceOutput:
         """Ends the sequence with its output so far, and releases text that was held back for a stop string."""
         if self.finish is not None:
             return
-        if self._detokenizer is not None and self._read(self._detokenizer.flush()):
-            return  # the last characters completed a stop string
+        if self._detokenizer is not None:
+            text = self._detokenizer.flush()
+            if self._read(text) if self._parser is None else self._end_parser(self._parser, text):
+                return  # the last characters completed a stop string
         if self._spec.output.text:
             self._pending.text += self._stops.flush()
         self.finish = self._pending.finish = finish
+
+    def _end_parser(self, parser: OutputParser, text: str) -> bool:
+        return self._add_parsed(parser.push(text)) or self._add_parsed(parser.end())
 
     def take(self) -> Delta:
         """Returns the output since the last call."""

@@ -9,10 +9,10 @@ import numpy as np
 
 from model.config import read_config, read_defaults
 from model.inputs.chat import find_chat_template
-from model.inputs.chat_contents import Contents, contents_read, template_messages
+from model.inputs.chat_contents import Contents, contents_read, template_messages, template_tools
+from model.inputs.chat_output.chat_output import ChatOutput
+from model.inputs.chat_output.families import AUTO
 from model.inputs.chat_renderer import ChatFailed, ChatRenderer
-from model.inputs.grammar_checker import GrammarChecker, GrammarUnchecked
-from model.inputs.grammars import GrammarRefused
 from model.inputs.images import decode_images, image_digest
 from model.inputs.tokenizer import Tokenizer, TokenizerFailed
 from model.inputs.tokenizer_files import load_tokenizer
@@ -22,13 +22,14 @@ from model.inputs.vision.processed import ProcessedImage
 from model.inputs.vision.registry import read_image_inputs
 from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed, invalid
+from rpc.frontend.outputs import Outputs
 from rpc.paths import demo_directory, model_directory, model_name
 from scheduler.bounds import check_bad_words, check_chat, check_text, check_token_ids, most_bytes
 from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits, ModelDefaults
 from scheduler.prompts import Chat, Truncation
 from scheduler.request import PromptImage, Request
-from scheduler.resolve import check_structured, resolve
+from scheduler.resolve import resolve
 from scheduler.settings import ImageLimits
 from scheduler.spec import Spec
 
@@ -46,7 +47,7 @@ class Preparer:
         images: Turns images into the model's inputs; None for a text model.
         image_limits: Bounds of a request's images.
         prefix_lm: Prompts are bidirectional prefixes.
-        grammars: Checks constraints on the output, and is ended by `close`.
+        outputs: Constraints on outputs, and their reading. Ended by `close`.
         contents: Form in which the chat template reads the content of a message.
         architecture: Name of the architecture in config.json.
         context: Context length of the model, in tokens.
@@ -60,7 +61,7 @@ class Preparer:
     images: ImageInputs | None = None
     image_limits: ImageLimits = field(default_factory=ImageLimits)
     prefix_lm: bool = False
-    grammars: GrammarChecker = field(default_factory=GrammarChecker)
+    outputs: Outputs = field(default_factory=Outputs)
     contents: Contents = Contents.EITHER
     architecture: str = ""
     context: int = 0
@@ -77,9 +78,10 @@ class Preparer:
         """
         self.check_model(spec.model)
         try:
-            grammar = self._grammar(spec, limits)
+            self.outputs.check(spec, limits)
             images = self._images(spec, limits)
             ids = self._prompt_ids(spec, images, limits)
+            end = self.outputs.prompt_end(spec, ids, self.tokenizer)
             public = max((_common(prefix, ids) for prefix in self.public), default=0)
             return resolve(
                 spec,
@@ -91,32 +93,11 @@ class Preparer:
                 self._bad_words(spec, limits),
                 () if self.images is None else placed(ids, images, self.images.token_id, spec.sharing),
                 self.prefix_lm,
-                grammar,
+                self.outputs.grammar(spec, end),
+                self.outputs.reasoning(spec, end, self.tokenizer),
             )
         except InvalidRequest as error:
             raise invalid(error) from None
-
-    def knows_grammar(self, spec: Spec) -> bool:
-        """Returns whether the constraint on the output, if there is one, was checked before."""
-        return spec.structured is None or self.grammars.knows(spec.structured, spec.sharing)
-
-    def _grammar(self, spec: Spec, limits: Limits) -> str:
-        """Returns the grammar of the constraint on the output, "" without one.
-
-        Raises:
-            InvalidRequest: The constraint cannot be enforced.
-            RequestFailed: The process that checks constraints cannot be started, or dies.
-        """
-        structured = spec.structured
-        if structured is None:
-            return ""
-        check_structured(spec, structured, limits)
-        try:
-            return self.grammars.grammar(structured, spec.sharing)
-        except GrammarRefused as refused:
-            raise InvalidRequest(structured.path, structured.text, str(refused)) from None
-        except GrammarUnchecked as lost:
-            raise RequestFailed("UNAVAILABLE", "GRAMMAR_UNCHECKED", str(lost), retry_after=1.0) from None
 
     def render(self, chat: Chat, limits: Limits) -> str:
         """Returns the conversation as the model's template writes it, special tokens included.
@@ -135,11 +116,13 @@ class Preparer:
             raise RequestFailed("INVALID_ARGUMENT", "NO_CHAT_TEMPLATE", message, field="chat")
         marker = "" if self.images is None else self.images.marker
         messages = template_messages(chat.messages, self.contents, marker)
+        tools = template_tools(chat.tool_use.tools)
         try:
             text = self.chat.render(
                 messages,
                 arguments,
                 most_bytes(limits.longest),
+                tools=tools,
                 add_generation_prompt=chat.add_generation_prompt,
                 continue_final_message=chat.continue_final_message,
             )
@@ -286,8 +269,8 @@ class Preparer:
             raise RequestFailed("NOT_FOUND", "MODEL_NOT_FOUND", message, field=name)
 
     def close(self) -> None:
-        """Ends the renderer of conversations and the checker of constraints."""
-        self.grammars.close()
+        """Ends the renderer of conversations, and the checker of constraints."""
+        self.outputs.close()
         if self.chat is not None:
             self.chat.close()
 
@@ -325,7 +308,11 @@ def _common(prefix: Sequence[int], ids: Sequence[int]) -> int:
 
 
 def load_preparer(
-    settings: ModelSettings, public_prefixes: str | None = None, image_limits: ImageLimits | None = None
+    settings: ModelSettings,
+    public_prefixes: str | None = None,
+    image_limits: ImageLimits | None = None,
+    tool_format: str = AUTO,
+    reasoning_format: str = AUTO,
 ) -> Preparer:
     """Loads the frontend's share of a model. The caller closes it.
 
@@ -333,9 +320,11 @@ def load_preparer(
         settings: Settings of the model.
         public_prefixes: Path of a file or directory, as in `FrontendSettings`.
         image_limits: Bounds of a request's images; None: the defaults.
+        tool_format: Form of tool calls, as in `FrontendSettings`.
+        reasoning_format: Form of reasoning, likewise.
 
     Raises:
-        CheckpointError: The model's files cannot be used.
+        CheckpointError: The model's files cannot be used, or there is no format of this name.
         OSError: A file cannot be read.
         ValueError: A public prefix is no text, or cannot be tokenized.
     """
@@ -352,6 +341,8 @@ def load_preparer(
         raise ValueError(f"--public-prefixes {public_prefixes}: {failure}") from None
     images, sees = read_image_inputs(directory, config, tokenizer), config.vision is not None
     template = find_chat_template(directory, sees)
+    source = template.source if template is not None else ""
+    form = ChatOutput.of(source, tokenizer.special_texts, tool_format, reasoning_format)
     chat = ChatRenderer(template) if template is not None else None
     return Preparer(
         name,
@@ -362,6 +353,7 @@ def load_preparer(
         images,
         image_limits or ImageLimits(),
         config.vision is not None and config.vision.prefix_lm,
+        outputs=Outputs(form),
         contents=contents_read(chat) if sees and chat is not None else Contents.EITHER,
         architecture=config.architecture,
         context=config.context,

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from model.inputs.chat_output.families import AUTO, NONE, REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
+
 
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:
@@ -52,6 +54,21 @@ class FrontendSettings:
         },
     )
 
+    tool_format: str = field(
+        default=AUTO,
+        metadata={
+            "help": f"Form of the model's tool calls: {AUTO} goes by its chat template, {NONE} reads none. Forms: "
+            f"{', '.join(TOOL_FORMAT_NAMES)}."
+        },
+    )
+    reasoning_format: str = field(
+        default=AUTO,
+        metadata={
+            "help": f"Form of the model's reasoning: {AUTO} goes by its chat template, {NONE} leaves it in the text. "
+            f"Forms: {', '.join(REASONING_FORMAT_NAMES)}."
+        },
+    )
+
     def __post_init__(self) -> None:
         for flag, value in (
             ("--max-request-time", self.request_time),
@@ -66,5 +83,11 @@ class FrontendSettings:
         ):
             if not value > 0:
                 raise ValueError(f"{flag} is {value}, must be above 0")
+        for flag, name, known in (
+            ("--tool-format", self.tool_format, TOOL_FORMAT_NAMES),
+            ("--reasoning-format", self.reasoning_format, REASONING_FORMAT_NAMES),
+        ):
+            if name not in (AUTO, NONE, *known):
+                raise ValueError(f"{flag} is {name!r}, must be one of {', '.join((AUTO, NONE, *known))}")
         if self.max_parked < 0:
             raise ValueError(f"--max-parked is {self.max_parked}, must be at least 0")

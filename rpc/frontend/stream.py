@@ -1,5 +1,8 @@
 """One request's output as its client sees it: its sequences, its prompt's logprobs, its failure."""
 
+from collections.abc import Sequence
+
+from model.inputs.chat_output.parser import Parsing
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed, failed_end
 from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput, StepTokens, TokenLogprob, logprobs_at
@@ -23,11 +26,22 @@ class RequestStream:
         failure: Failure of the request; None while it has none.
     """
 
-    def __init__(self, spec: Spec, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, spec: Spec, request: Request, tokenizer: Tokenizer, parsings: Sequence[Parsing | None] = ()
+    ) -> None:
+        """Makes the output, which is empty.
+
+        Args:
+            spec: The request as the client states it.
+            request: The request as the engine gets it.
+            tokenizer: Tokenizer of the model.
+            parsings: How the output of each sequence is read; empty where all are text alone.
+        """
         self.spec, self.request = spec, request
         self.cached_tokens = 0
         self.sequences = tuple(
-            SequenceOutput(index, spec, request, tokenizer, spec.output_prefix) for index in range(request.count)
+            SequenceOutput(index, spec, request, tokenizer, spec.output_prefix, parsing)
+            for index, parsing in enumerate(parsings or (None,) * request.count)
         )
         self.prompt_logprobs: list[list[TokenLogprob]] = [[]] if request.controls.prompt_logprobs else []
         self.failure: RequestFailed | None = None
@@ -40,6 +54,11 @@ class RequestStream:
     def token_count(self) -> int:
         """Count of output tokens of all sequences."""
         return sum(sequence.token_count for sequence in self.sequences)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Count of them that are reasoning."""
+        return sum(sequence.reasoning_tokens for sequence in self.sequences)
 
     @property
     def length(self) -> int:

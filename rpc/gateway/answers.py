@@ -51,6 +51,8 @@ class Piece:
         finish: OpenAI's finish reason; None before the end.
         stop: vLLM's `stop_reason`: the requested stop string or token that ended the choice, or a cause of `CUT_SHORT`.
         extra: vLLM's optional fields.
+        reasoning: New text of the reasoning.
+        calls: New parts of tool calls, as in OpenAI's chunks.
     """
 
     choice: int
@@ -59,11 +61,14 @@ class Piece:
     finish: str | None = None
     stop: str | int | None = None
     extra: Extra | None = None
+    reasoning: str = ""
+    calls: tuple[dict[str, Any], ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        """Whether the piece needs no event: it has no text, logprobs, token ids or end."""
-        return not (self.text or self.logprobs or self.finish or (self.extra and self.extra.token_ids))
+        """Whether the piece needs no event: it has no text, calls, logprobs, token ids or end."""
+        has_output = self.text or self.reasoning or self.calls or self.logprobs or self.finish
+        return not (has_output or (self.extra and self.extra.token_ids))
 
 
 class ApiResponse(ABC):
@@ -153,7 +158,12 @@ class ApiResponse(ABC):
             extra = self._extra(self._prompts[position], choice, delta.token_ids, delta.token_count)
         if not delta.finish_reason:
             return Piece(choice, delta.text, logprobs, extra=extra)
-        return Piece(choice, delta.text, logprobs, FINISH_REASONS[delta.finish_reason], self._stop(delta), extra)
+        return Piece(choice, delta.text, logprobs, self._finish(choice, delta), self._stop(delta), extra)
+
+    def _finish(self, choice: int, delta: pb.SequenceDelta) -> str:
+        """Returns OpenAI's finish reason of a choice that ends."""
+        del choice
+        return FINISH_REASONS[delta.finish_reason]
 
     def _extra(self, prompt: pb.PromptInfo, choice: int, token_ids: Sequence[int], count: int) -> Extra | None:
         """Returns vLLM's optional fields of a piece with `count` new tokens; None if the client wants none."""
@@ -192,6 +202,7 @@ class ApiResponse(ABC):
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(u.cached_prompt_tokens for u in usages)},
+            "completion_tokens_details": {"reasoning_tokens": sum(u.reasoning_tokens for u in usages)},
         }
 
     def whole(self, pieces: Iterable[Piece]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rpc.gateway.extras import NotServedInChats
 from rpc.gateway.fields import MOST_KEYS, Strict, Uint32, among, only
 from rpc.gateway.images import image_bytes
 from rpc.gateway.schema import CommonRequest
+from rpc.gateway.tools import MOST_CALLS, CallField, Tooled
 
 MOST_MESSAGES = 2**12  # the servers' own limit
 MOST_PARTS = 2**12  # parts of all messages: 17 ms of the loop
@@ -75,17 +76,17 @@ class Message(Strict):
     content: Annotated[
         list[ContentPart] | None, Field(fail_fast=True, validate_default=True), BeforeValidator(_parts)
     ] = None
-    name: Any = None  # a hint, as the next two
-    cache_control: Any = None
+    name: str | None = None
+    tool_calls: Annotated[list[CallField], Field(fail_fast=True, max_length=MOST_CALLS)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's newer name
+    cache_control: Any = None  # a hint, as the next one
     provider_specific_fields: Any = None  # litellm's, in the answers that its clients send back
     refusal: Annotated[Any, only()] = None
     audio: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only()] = None
-    tool_calls: Annotated[Any, only([])] = None
-    tool_call_id: Annotated[Any, only()] = None
-    reasoning_content: Annotated[Any, only("")] = None
-    reasoning: Annotated[Any, only("")] = None
     parsed: Annotated[Any, only()] = None
 
     @field_validator("content")
@@ -96,7 +97,7 @@ class Message(Strict):
         return value
 
 
-class ChatRequest(CommonRequest, NotServedInChats):
+class ChatRequest(CommonRequest, Tooled, NotServedInChats):
     """A request for the next message of a conversation."""
 
     messages: Annotated[list[Message], Field(fail_fast=True), BeforeValidator(_bounded)]

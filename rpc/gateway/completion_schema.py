@@ -44,6 +44,7 @@ class CompletionRequest(CommonRequest):
 
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
     echo: bool | None = None
+    thinking_token_budget: Annotated[Any, only(-1)] = None  # vLLM's, for models that reason in chats
     logprobs: Uint32 | None = None
     add_special_tokens: bool | None = None
     best_of: Uint32 | None = None

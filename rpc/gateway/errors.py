@@ -145,6 +145,13 @@ def in_words_of(names: Mapping[str, str], message: str, field: str, param: str |
     return f"{param or field} is {value}{parts.sub(lambda found: names.get(found[0], found[0]), reason)}"
 
 
+FUNCTIONS = (
+    (re.compile(r"^chat\.tools(\[\d+\])\.(\w+)$"), r"chat.tools\1.function.\2"),
+    (re.compile(r"\.tool_calls(\[\d+\])\.(name|arguments)$"), r".tool_calls\1.function.\2"),
+)
+"""What stands in an inner object at OpenAI."""
+
+
 def translated(field: str, names: Mapping[str, str]) -> str | None:
     """Returns the client's name of a server's field, by its longest known prefix; None if the client has none."""
     parts = re.fullmatch(r"chat\.messages\[(\d+)\](?:\.parts\[(\d+)\](\.image)?|\.(\w+))?", field)
@@ -152,6 +159,8 @@ def translated(field: str, names: Mapping[str, str]) -> str | None:
         message, part, image, other = parts.groups()
         inside = f".content[{part}]" + (".image_url" if image else "") if part else f".{other}" if other else ""
         return f"messages[{message}]{inside}"
+    for pattern, ours in FUNCTIONS:
+        field = pattern.sub(ours, field)
     for theirs in sorted(names, key=len, reverse=True):
         rest = field[len(theirs) :]
         if field.startswith(theirs) and (not rest or rest[0] in "[."):

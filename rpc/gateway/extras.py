@@ -34,7 +34,6 @@ class NotServed(Strict):
 
     # vLLM's
     logprob_token_ids: Annotated[Any, only([])] = None
-    thinking_token_budget: Annotated[Any, only(-1)] = None
     repetition_detection: Annotated[Any, only()] = None
     watermarking: Annotated[Any, only(False)] = None
     return_weight_versions: Annotated[Any, only(False)] = None
@@ -48,10 +47,7 @@ class NotServed(Strict):
 class NotServedInChats(Strict):
     """`NotServed` for the fields of chats."""
 
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, only(True, False)] = None
-    functions: Annotated[Any, only([])] = None
+    functions: Annotated[Any, only([])] = None  # of the past, as the next one: tools took their place
     function_call: Annotated[Any, only("none", "auto")] = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Annotated[Any, only()] = None
@@ -60,7 +56,6 @@ class NotServedInChats(Strict):
     # vLLM's
     echo: Annotated[Any, only(False)] = None
     add_special_tokens: Annotated[Any, only(False)] = None
-    include_reasoning: Annotated[Any, only(True)] = None
     documents: Annotated[Any, only([])] = None
     chat_template: Annotated[Any, only()] = None  # a program, from an untrusted client
     media_io_kwargs: Annotated[Any, only({})] = None

@@ -34,6 +34,10 @@ OTHERS = {
     "chat.add_generation_prompt": "add_generation_prompt",
     "chat.template_arguments": "chat_template_kwargs",
     "chat.messages": "messages",
+    "chat.tools": "tools",
+    "chat.tool_choice": "tool_choice",
+    "chat.tool_name": "tool_choice",
+    "reasoning.max_tokens": "thinking_token_budget",
     "chat": "messages",
     "text": "prompt",
     "token_ids": "prompt",
@@ -61,7 +65,11 @@ def chat_spec(asked: ChatRequest) -> pb.GenerationSpec:
     """Returns the spec of a conversation."""
     spec = pb.GenerationSpec()
     for message in asked.messages:
-        turn = spec.chat.messages.add(role=message.role)
+        thought = message.reasoning_content or message.reasoning or ""
+        turn = spec.chat.messages.add(role=message.role, reasoning=thought)
+        turn.name = message.name or "" if message.role == "tool" else ""  # of others it is a hint
+        turn.tool_call_id = message.tool_call_id or ""
+        turn.tool_calls.extend(call.message() for call in message.tool_calls or ())
         for part in message.content or ():
             if part.image_url is not None:
                 turn.parts.add().image.data = part.image_url.url
@@ -70,6 +78,9 @@ def chat_spec(asked: ChatRequest) -> pb.GenerationSpec:
     for name, value in _template_arguments(asked).items():
         spec.chat.template_arguments[name] = json.dumps(value)
     spec.chat.continue_final_message = bool(asked.continue_final_message)
+    asked.add_tools(spec.chat)
+    if asked.reasoning_tokens is not None:
+        spec.reasoning.max_tokens = asked.reasoning_tokens
     if asked.add_generation_prompt is not None:
         spec.chat.add_generation_prompt = asked.add_generation_prompt
     _common(asked, spec)
@@ -80,10 +91,11 @@ def chat_spec(asked: ChatRequest) -> pb.GenerationSpec:
 def _template_arguments(asked: ChatRequest) -> dict[str, Any]:
     """Returns the arguments of the model's template; reasoning_effort is one, as in vLLM."""
     own = asked.chat_template_kwargs or {}
-    if asked.reasoning_effort is None:
-        return own
-    thinks = {"enable_thinking": asked.reasoning_effort != "none"}
-    return thinks | own | {"reasoning_effort": asked.reasoning_effort}
+    reasoning = asked.reasoning
+    effort = asked.reasoning_effort or (reasoning.effort if reasoning else None)
+    enabled = reasoning.enabled if reasoning and reasoning.enabled is not None else effort and effort != "none"
+    thinks = {} if enabled is None else {"enable_thinking": bool(enabled), "thinking": bool(enabled)}
+    return thinks | own | ({} if effort is None else {"reasoning_effort": effort})
 
 
 def completion_spec(asked: CompletionRequest, prompt: Prompt) -> pb.GenerationSpec:

@@ -6,7 +6,9 @@ runs for each token of each stream.
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from json.encoder import encode_basestring
+from typing import Any
 
 from rpc.gateway.answers import ApiResponse, Extra, Piece
 from rpc.gateway.logprobs import as_json
@@ -40,6 +42,11 @@ class Events:
             head = self._begun[piece.choice] = start + self._before
             if self._response.chunk_kind == CHAT:  # a chat's first event has the role alone, as with OpenAI
                 first = start + ROLE + self._role_tail(piece.extra)
+        if piece.reasoning or piece.calls:
+            first, head = first + self._beside_text(piece, start=self._head + b'{"index":%d,' % piece.choice), head
+            piece = replace(piece, reasoning="", calls=(), text="" if piece.calls else piece.text)
+            if piece.is_empty:
+                return first
         text = encode_basestring(piece.text).encode()
         if piece.finish is None and piece.logprobs is None and piece.extra is None:  # most events: text alone
             return b"".join((first, head, text, self._plain))
@@ -51,6 +58,14 @@ class Events:
             rest += self._in_choice(piece.extra)
             tail = b"}]" + self._counts(piece.extra.counts) + b"}\n\n"
         return b"".join((first, head, text, self._after, rest, tail))
+
+    def _beside_text(self, piece: Piece, start: bytes) -> bytes:
+        """Returns the events of a piece's reasoning and calls, and of text before calls."""
+        deltas: list[dict[str, Any]] = [{"reasoning_content": piece.reasoning}] if piece.reasoning else []
+        deltas += [{"content": piece.text}] if piece.calls and piece.text else []
+        deltas += [{"tool_calls": list(piece.calls)}] if piece.calls else []
+        tail = b',"logprobs":null,"finish_reason":null' + self._tail
+        return b"".join([start + b'"delta":' + as_json(delta) + tail for delta in deltas])
 
     def _role_tail(self, extra: Extra | None) -> bytes:
         """Returns the end of the event that begins a choice of a chat, before its first token."""

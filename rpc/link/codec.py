@@ -47,6 +47,7 @@ CONTROLS = tuple(field.name for field in pb.Controls.DESCRIPTOR.fields if field.
 LOGITS_PARAMS = tuple(
     f.name for f in pb.LogitsParams.DESCRIPTOR.fields if f.name not in ("banned", "biased", "biases", "processors_args")
 )
+ID_LISTS = ("allowed", "not_yet", "reasoning_begin", "reasoning_end")
 
 
 def encode_events(events: Sequence[Event]) -> pb.ConnectRequest:
@@ -111,12 +112,13 @@ def _decode_controls(message: pb.Controls) -> Controls:
     wanted = message.logits_params
     if len(wanted.biased) != len(wanted.biases) or not all(tokens.ids for tokens in wanted.banned):
         raise LinkError("logits params have other numbers of biased tokens and of biases, or an empty ban")
-    values = {name: getattr(wanted, name) for name in LOGITS_PARAMS}
+    values: dict[str, Any] = {name: getattr(wanted, name) for name in LOGITS_PARAMS}
+    values |= {name: tuple(values[name]) for name in ID_LISTS}
     params = LogitsParams(
         banned=tuple(tuple(tokens.ids) for tokens in wanted.banned),
         bias=tuple(zip(wanted.biased, wanted.biases, strict=True)),
         processors_args=tuple((one.name, one.args) for one in wanted.processors_args),
-        **{**values, "allowed": tuple(wanted.allowed), "not_yet": tuple(wanted.not_yet)},
+        **values,
     )
     return replace(plain, logits_params=params)
 

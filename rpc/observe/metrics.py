@@ -31,9 +31,9 @@ WHOLE = tuple(bound for bound in PHASES if bound >= 0.01)
 TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 OUTCOMES = (
     "stop", "length", "deadline", "aborted", "cancelled", "invalid_field", "not_supported", "model_not_found",
-    "no_chat_template", "chat_refused", "chat_limit", "chat_error", "grammar_unchecked", "request_id_live",
-    "no_token_left", "queue_full", "queue_timeout", "slow_reader", "draining", "starting", "request_fault",
-    "quarantined", "engine_failed", "internal",
+    "no_chat_template", "chat_refused", "chat_limit", "chat_error", "no_tool_format", "grammar_unchecked",
+    "request_id_live", "no_token_left", "queue_full", "queue_timeout", "slow_reader", "draining", "starting",
+    "request_fault", "quarantined", "engine_failed", "internal",
 )  # fmt: skip
 MOVES = ("engine_lost", "drain")
 SCALINGS = ("up", "down")

@@ -60,5 +60,4 @@ CHAT_KEYWORDS = _CALL_KEYWORDS | {
     "chat_template_content_format": "Quire reads it from the template: leave it out",
     "chat_template_kwargs": "chat(template_arguments=...)",
     "messages": "chat(conversations=...)",
-    "tools": NOT_HERE,
 }

@@ -26,6 +26,7 @@ from rpc.offline.prompts import (
     is_one_prompt,
     read_conversation,
     read_prompt,
+    read_tools,
 )
 from rpc.offline.results import Completion, PromptsFailed, completion_of
 from rpc.offline.tokenizer import TextTokenizer
@@ -182,6 +183,9 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
+        tool_name: str = "",
         structured: Structured | Sequence[Structured | None] | None = None,
         use_tqdm: bool | None = None,
     ) -> list[Completion]:
@@ -197,10 +201,18 @@ class LLM:
             add_generation_prompt: Whether the template begins the model's next message.
             continue_final_message: Whether the output goes on from the text of the last message. Excludes
                 `add_generation_prompt`.
+            tools: Functions that the model may call, {"name": ..., "description": ..., "parameters": JSON schema,
+                "strict": ...} each, or in OpenAI's form. A result has `tool_calls`.
+            tool_choice: Whether it calls some: "auto", "none" or "required".
+            tool_name: Name of the only function that it calls, where some are required; "" for any.
             structured: Constraint on all outputs, or a list with one for each conversation, None for none.
             use_tqdm: Shows a progress bar on standard error. None shows one if that is a terminal.
         """
-        how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        how = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tool_use": read_tools(tools, tool_choice, tool_name),
+        }
         listed, arguments = list[Any](conversations), template_arguments or {}
         one = is_one_conversation(listed)
         listed = [listed] if one else listed
@@ -282,7 +294,11 @@ class LLM:
             )
         except InvalidRequest as error:
             raise invalid(error) from None
-        return RequestStream(spec, self._preparer.prepare(spec, self._engine.info.limits), self._preparer.tokenizer)
+        preparer = self._preparer
+        request = preparer.prepare(spec, self._engine.info.limits)
+        return RequestStream(
+            spec, request, preparer.tokenizer, preparer.outputs.parsings(spec, request, preparer.tokenizer)
+        )
 
     def _generate(self, streams: Sequence[RequestStream], advance: Advance) -> None:
         """Runs requests until all have ended."""

@@ -13,6 +13,7 @@ from typing import Any
 from rpc.image_files import ImageFile, read_image
 from scheduler.invalid import InvalidRequest
 from scheduler.prompts import Chat, ChatMessage, ImageHere
+from scheduler.tools import Choice, Tool, ToolCall, ToolUse
 
 PromptDict = Mapping[str, Any]
 Prompt = str | Sequence[int] | PromptDict
@@ -20,7 +21,7 @@ Images = Sequence[ImageFile]
 
 KEYS = ("prompt", "prompt_token_ids", "multi_modal_data", "cache_salt")
 FORMS = "must be text, token ids, {'prompt': ...} or {'prompt_token_ids': ...}"
-MESSAGE_KEYS = ("role", "content", "name")  # no template is given the name, as at the gateway
+MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +107,14 @@ def _image_files(images: object) -> list[ImageFile]:
     return files
 
 
-def read_conversation(messages: object, template_arguments: Mapping[str, Any], **how: bool) -> ReadPrompt:
+def read_conversation(messages: object, template_arguments: Mapping[str, Any], **how: Any) -> ReadPrompt:
     """Reads one conversation.
 
     Args:
         messages: {"role": ..., "content": ...} each. A content is a text or a list of {"type": "text", "text": ...}
             and {"type": "image", "image": bytes or path}.
         template_arguments: Variables of the model's chat template.
-        how: Fields of `Chat` that say how its prompt ends.
+        how: Other fields of `Chat`.
 
     Raises:
         InvalidRequest: The value has no form of a conversation.
@@ -138,7 +139,51 @@ def _message(name: str, message: object, images: list[object]) -> ChatMessage:
     content = message.get("content")
     if isinstance(content, list | tuple):
         content = tuple(_part(f"{name}.content[{i}]", part, images) for i, part in enumerate(content))
-    return ChatMessage(message.get("role", ""), content)  # type: ignore[arg-type]  # `Chat` refuses what is no content
+    calls = tuple(_call(f"{name}.tool_calls[{i}]", call) for i, call in enumerate(message.get("tool_calls") or ()))
+    texts = {key: message.get(key) or "" for key in ("tool_call_id", "name", "reasoning")}
+    if content is None and calls:
+        content = ""
+    return ChatMessage(message.get("role", ""), content, calls, **texts)  # type: ignore[arg-type]  # `Chat` refuses what is no content
+
+
+def read_tools(tools: Iterable[object], choice: str, name: str) -> ToolUse:
+    """Reads the tools of a conversation.
+
+    Args:
+        tools: {"name": ..., "description": ..., "parameters": JSON schema, "strict": ...} each, or OpenAI's
+            {"type": "function", "function": {...}}.
+        choice: "auto", "none" or "required".
+        name: Name of the only tool that is called; "" for any.
+
+    Raises:
+        InvalidRequest: A value has no form of tools.
+    """
+    if choice not in tuple(Choice):
+        raise InvalidRequest("tool_choice", choice, f"must be one of {', '.join(Choice)}")
+    return ToolUse(tuple(_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)), Choice(choice), name)
+
+
+def _function(name: str, value: object, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the fields of a function, which may stand in OpenAI's "function"."""
+    if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
+        value = {**value["function"], **({"id": value["id"]} if "id" in value else {})}
+    if not isinstance(value, Mapping) or "name" not in value or not set(keys).issuperset(value):
+        raise InvalidRequest(name, value, f"must have a name, and may have {', '.join(keys)}")
+    return dict(value)
+
+
+def _tool(name: str, tool: object) -> Tool:
+    values = _function(name, tool, ("name", "description", "parameters", "strict"))
+    parameters = values.get("parameters") or ""
+    text = parameters if isinstance(parameters, str) else json.dumps(parameters, ensure_ascii=False)
+    return Tool(values["name"], values.get("description") or "", text, bool(values.get("strict")))
+
+
+def _call(name: str, call: object) -> ToolCall:
+    if isinstance(call, ToolCall):
+        return call
+    values = _function(name, call, ("id", "name", "arguments"))
+    return ToolCall(values.get("id") or "", values["name"], values.get("arguments") or "")
 
 
 def _part(name: str, part: object, images: list[object]) -> str | ImageHere:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.output import Finish, SequenceOutput, TokenLogprob
 from rpc.frontend.stream import RequestStream
+from scheduler.tools import ToolCall
 
 MOST_PLACES = 10  # failures that an error's message lists
 
@@ -15,11 +16,13 @@ class Generated:
     """One output sequence of a prompt.
 
     Attributes:
-        text: Generated text.
+        text: Generated text; of a conversation, that of the answer.
         token_ids: Generated tokens.
         finish: Reason of its end. `str` of it is "stop", "length" or "aborted".
         logprobs: Logprobs by token, if asked for: the chosen token first, then alternatives by rank.
         score: Sum of the tokens' logprobs. A beam search divides it by length ^ penalty, and orders results by it.
+        reasoning: Reasoning of a conversation's model, which is not in `text`.
+        tool_calls: Its tool calls, which are not in `text`.
     """
 
     text: str
@@ -27,6 +30,8 @@ class Generated:
     finish: Finish
     logprobs: list[list[TokenLogprob]]
     score: float
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,14 @@ class Completion:
     @property
     def text(self) -> str:
         return self.sequences[0].text
+
+    @property
+    def reasoning(self) -> str:
+        return self.sequences[0].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self.sequences[0].tool_calls
 
     @property
     def token_ids(self) -> list[int]:
@@ -119,4 +132,7 @@ def _generated(sequence: SequenceOutput) -> Generated:
     if sequence.finish is None:
         raise RequestFailed("INTERNAL", "NOT_ENDED", "the engine sent no end")
     delta = sequence.take()
-    return Generated(delta.text, delta.token_ids, sequence.finish, delta.logprobs, sequence.score)
+    calls = tuple(ToolCall(call.call_id, call.name, call.arguments) for call in delta.calls)
+    return Generated(
+        delta.text, delta.token_ids, sequence.finish, delta.logprobs, sequence.score, delta.reasoning, calls
+    )

@@ -20,6 +20,7 @@ from scheduler.parameters import Beam, Output, Sampling, Stopping
 from scheduler.prompts import Chat, ChatMessage, ImageHere, Truncation, check_message_count
 from scheduler.spec import Spec
 from scheduler.structured import FIELD, KINDS, Structured
+from scheduler.tools import Choice, Tool, ToolCall, ToolUse
 
 T = TypeVar("T")
 
@@ -33,6 +34,14 @@ FINISH_REASONS = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.ABORTED: pb.FINISH_REASON_ABORTED,
     FinishReason.DEADLINE: pb.FINISH_REASON_DEADLINE,
+}
+
+
+CHOICES = {
+    pb.TOOL_CHOICE_UNSPECIFIED: Choice.AUTO,
+    pb.TOOL_CHOICE_AUTO: Choice.AUTO,
+    pb.TOOL_CHOICE_NONE: Choice.NONE,
+    pb.TOOL_CHOICE_REQUIRED: Choice.REQUIRED,
 }
 
 
@@ -55,6 +64,7 @@ def spec_from(message: pb.GenerationSpec, tenant: str = DEFAULT_TENANT) -> Spec:
             tenant=tenant,
             truncation=_truncation(message.prompt_truncation) if message.HasField("prompt_truncation") else None,
             structured=_structured(message.structured_output) if message.HasField("structured_output") else None,
+            reasoning_tokens=_given(message.reasoning, "max_tokens", None),
         )
     except InvalidRequest as error:
         raise invalid(error) from None
@@ -114,10 +124,33 @@ def _chat(message: pb.Chat) -> Chat:
     if parts > MOST_PARTS:
         raise InvalidRequest("chat.messages", f"{parts} parts", f"at most {MOST_PARTS} parts in all")
     return Chat(
-        messages=tuple(ChatMessage(turn.role, _content(turn, i)) for i, turn in enumerate(message.messages)),
+        messages=tuple(_message(turn, i) for i, turn in enumerate(message.messages)),
         arguments=tuple(sorted(message.template_arguments.items())),
         add_generation_prompt=_given(message, "add_generation_prompt", not message.continue_final_message),
         continue_final_message=message.continue_final_message,
+        tool_use=_tool_use(message),
+    )
+
+
+def _message(turn: pb.ChatMessage, number: int) -> ChatMessage:
+    return ChatMessage(
+        turn.role,
+        _content(turn, number),
+        tuple(ToolCall(call.id, call.name, call.arguments) for call in turn.tool_calls),
+        turn.tool_call_id,
+        turn.name,
+        turn.reasoning,
+    )
+
+
+def _tool_use(message: pb.Chat) -> ToolUse:
+    if message.tool_choice not in CHOICES:
+        raise InvalidRequest("chat.tool_choice", message.tool_choice, f"must be in [0, {len(CHOICES) - 1}]")
+    return ToolUse(
+        tuple(Tool(tool.name, tool.description, tool.parameters, tool.strict) for tool in message.tools),
+        CHOICES[message.tool_choice],
+        message.tool_name,
+        _given(message, "parallel_tool_calls", True),
     )
 
 
@@ -219,6 +252,10 @@ def add_delta(message: pb.StreamGenerateResponse, delta: Delta, token_ids: bool)
     added = message.deltas.add()
     added.index = delta.index
     added.text = delta.text
+    if delta.reasoning:
+        added.reasoning = delta.reasoning
+    for call in delta.calls:
+        added.tool_calls.add(index=call.index, id=call.call_id, name=call.name, arguments=call.arguments)
     added.token_count = len(delta.token_ids)
     added.first_position = delta.first_position
     if token_ids:
@@ -233,6 +270,7 @@ def usage(stream: RequestStream) -> pb.Usage:
         prompt_tokens=len(stream.request.prompt),
         cached_prompt_tokens=stream.cached_tokens,
         completion_tokens=stream.token_count,
+        reasoning_tokens=stream.reasoning_tokens,
     )
 
 
@@ -267,6 +305,8 @@ def _add_result(message: pb.GenerateResponse, sequence: SequenceOutput, token_id
         text=delta.text,
         token_ids=delta.token_ids if token_ids else (),
         score=sequence.score,
+        reasoning=delta.reasoning,
+        tool_calls=[pb.ToolCall(id=call.call_id, name=call.name, arguments=call.arguments) for call in delta.calls],
     )
     if sequence.finish is not None:
         _set_finish(result, sequence.finish)

@@ -32,6 +32,7 @@ class ModelService(pb_grpc.ModelServiceServicer):
 def model_message(frontend: Frontend) -> pb.Model:
     """Describes the served model. Raises RequestFailed where there was no engine yet."""
     preparer, engine = frontend.preparer, frontend.info
+    form = preparer.outputs.form
     return pb.Model(
         name=preparer.name,
         architecture=preparer.architecture,
@@ -40,4 +41,6 @@ def model_message(frontend: Frontend) -> pb.Model:
         dtype=engine.dtype,
         vision=preparer.images is not None,
         chat_template=preparer.chat is not None,
+        tool_format=form.tools.name if form.tools is not None else "",
+        reasoning_format=form.reasoning.name if form.reasoning is not None else "",
     )

@@ -37,6 +37,7 @@ class ChatAnswer:
         usage: The server's token counts, once known.
         finish: Finish reason; "" before the end.
         seed: Seed of the draws.
+        thinks: What was shown last is reasoning.
     """
 
     began: float
@@ -48,10 +49,12 @@ class ChatAnswer:
     usage: pb.Usage | None = None
     finish: str = ""
     seed: int = 0
+    thinks: bool = False
 
-    def add_message(self, message: pb.StreamGenerateResponse, now: float) -> str:
-        """Records a message, and returns its new text."""
+    def add_message(self, message: pb.StreamGenerateResponse, now: float) -> tuple[str, str]:
+        """Records a message, and returns its new reasoning and text."""
         new = "".join(delta.text for delta in message.deltas if delta.index == 0)
+        thought = "".join(delta.reasoning for delta in message.deltas if delta.index == 0)
         count = sum(delta.token_count for delta in message.deltas)
         self.seed = message.prompt_info.seed or self.seed
         for delta in message.deltas:
@@ -62,7 +65,7 @@ class ChatAnswer:
         self.text, self.tokens, self.last = self.text + new, self.tokens + count, now
         if message.HasField("usage"):
             self.usage = message.usage
-        return new
+        return thought, new
 
     def summary(self) -> str:
         """Returns the figures as one line."""
@@ -141,6 +144,15 @@ def _do(conversation: Conversation, line: str) -> None:
         print(reply)
 
 
+def _show_thought(text: str, before: bool) -> None:
+    """Shows reasoning; before: text follows, on a line of its own."""
+    dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
+    if text:
+        print(f"{dim}{text}{plain}", end="", flush=True)
+    if before:
+        print("\n")
+
+
 def _answer(
     client: Client, conversation: Conversation, words: str, model: str, said: Callable[[Exception], str]
 ) -> None:
@@ -153,8 +165,11 @@ def _answer(
         stream = client.stream_request(pb.StreamGenerateRequest(spec=spec))
         with cancelled_by_ctrl_c(stream), stream:
             for message in stream:
+                thought, text = answer.add_message(message, time.monotonic())
                 # Control characters of a model could be commands to the terminal: each is shown as U+FFFD.
-                print(answer.add_message(message, time.monotonic()).translate(HARMLESS), end="", flush=True)
+                _show_thought(thought.translate(HARMLESS), before=bool(text and answer.thinks))
+                answer.thinks = bool(thought) or (answer.thinks and not text)
+                print(text.translate(HARMLESS), end="", flush=True)
     except KeyboardInterrupt:
         pass  # the answer so far counts
     except (QuireError, ValueError) as error:

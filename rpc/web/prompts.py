@@ -159,7 +159,10 @@ def spec_in(body: bytes) -> pb.GenerationSpec:
             raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", message, field="seed")
         fields["seed"] = int(seed)
     try:
-        return spec_of([{"role": "user", "content": text}] if chat else text, **fields)
+        # The page shows what the model writes, its reasoning too.
+        return (
+            spec_of([{"role": "user", "content": text}], raw_text=True, **fields) if chat else spec_of(text, **fields)
+        )
     except (ValueError, TypeError, OverflowError) as error:  # a value that its field cannot hold
         raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", str(error)[:200]) from None
 

@@ -132,18 +132,23 @@ def test_every_field_of_the_contract_is_read() -> None:
     """A field that is added to the proto must be converted: this list is what convert.py reads."""
     read = {
         "GenerationSpec": "model text token_ids chat images add_special_tokens output_prefix sampling stopping output "
-        "max_time max_queue_time cache_salt priority prompt_truncation structured_output",
+        "max_time max_queue_time cache_salt priority prompt_truncation structured_output reasoning",
+        "Reasoning": "max_tokens",
         "StructuredOutput": "json_schema json_object regex choice grammar",
         "TextChoice": "texts",
         "PromptTruncation": "tokens keep_first",
-        "Chat": "messages template_arguments add_generation_prompt continue_final_message",
-        "ChatMessage": "role parts",
+        "Chat": "messages template_arguments add_generation_prompt continue_final_message tools tool_choice tool_name "
+        "parallel_tool_calls",
+        "Tool": "name description parameters strict",
+        "ToolCall": "id name arguments",
+        "ChatMessage": "role parts tool_calls tool_call_id name reasoning",
         "ContentPart": "text image",
         "SamplingParameters": "temperature top_p top_k min_p seed repetition_penalty frequency_penalty "
         "presence_penalty logit_bias allowed_token_ids bad_words logits_processors_args sequence_count beam_search",
         "BeamSearch": "width length_penalty",
         "StoppingCriteria": "max_tokens min_tokens stop stop_token_ids include_stop ignore_eos",
-        "OutputOptions": "text token_ids logprobs top_logprobs prompt_logprobs skip_special_tokens prompt_token_ids",
+        "OutputOptions": "text token_ids logprobs top_logprobs prompt_logprobs skip_special_tokens prompt_token_ids "
+        "raw_text",
     }
     for message, fields in read.items():
         assert {f.name for f in pb.DESCRIPTOR.message_types_by_name[message].fields} == set(fields.split())

@@ -15,6 +15,7 @@ from quire import Client
 from tests.model.vision.cases import BY_NAME
 from tests.model.vision.conftest import Shelf
 from tests.model.vision.pictures import encoded, picture
+from tests.support.chats import TOOLED
 from tests.support.checkpoints import write_llama
 from tests.support.gateway import running_gateway
 from tests.support.image_chats import EITHER
@@ -156,6 +157,17 @@ def test_resume(server: RunningServer) -> None:
             asked = {"max_tokens": 400, "temperature": 0.8, "seed": seed, "ignore_eos": True}
             text = client.generate("ROMEO:", **asked).sequences[0].text
             assert line.endswith(f"; it ends with {text[-30:]!r}")
+
+
+def test_agent(tmp_path: Path) -> None:
+    directory = write_llama(tmp_path, max_position_embeddings=4096)
+    (directory / "chat_template.jinja").write_text(TOOLED)
+    flags = ("--model", str(directory), "--kv-cache-memory", "16MiB")
+    with running_server(*flags) as calling, running_gateway([calling.address]) as gateway:
+        first, second, *_ = run("agent.py", f"{gateway.url}/v1").splitlines()
+    for line in (first, second):
+        call = r"temperature\({'city': '\w+'}\)|fahrenheit\({'celsius': -?\d+}\)"
+        assert re.fullmatch(rf"({call}) -> \S+ degrees \w+", line), line
 
 
 def test_openai_client(server: RunningServer) -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 BATCH = (ROOT / "docs/guides/batch.md").read_text()
 LINES = 150
-LOSSES = ("Run on GPUs", "LoRA", "Tool calls", "Embeddings")
+LOSSES = ("Run on GPUs", "LoRA", "Embeddings")
 
 
 def test_it_is_short_and_says_its_status_at_once() -> None:

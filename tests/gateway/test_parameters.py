@@ -133,11 +133,11 @@ def test_how_a_conversation_goes_on() -> None:
     assert told == [(True, False), (True, False), (True, False), (False, False), (False, True)]
     for more, expected in (
         ({}, {}),
-        ({"reasoning_effort": "none"}, {"reasoning_effort": '"none"', "enable_thinking": "false"}),
-        ({"reasoning_effort": "low"}, {"reasoning_effort": '"low"', "enable_thinking": "true"}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": '"none"', "enable_thinking": "false", "thinking": "false"}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": '"low"', "enable_thinking": "true", "thinking": "true"}),
         (
             {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "x"}},
-            {"reasoning_effort": '"low"', "enable_thinking": "false"},
+            {"reasoning_effort": '"low"', "enable_thinking": "false", "thinking": "true"},
         ),
     ):
         assert dict(chat(**more).arguments) == expected

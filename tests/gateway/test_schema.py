@@ -93,15 +93,15 @@ def test_of_completions(asked: dict[str, Any], param: str, says: str) -> None:
 
 
 UNSUPPORTED = {
-    "tools": [{"type": "function"}], "tool_choice": "required", "functions": [{}], "function_call": {"name": "f"},
+    "functions": [{}], "function_call": {"name": "f"},
     "audio": {}, "modalities": ["text", "audio"], "store": True,
-    "web_search_options": {}, "echo": True, "add_special_tokens": True, "include_reasoning": False,
+    "web_search_options": {}, "echo": True, "add_special_tokens": True,
     "documents": [{"text": "a"}], "chat_template": "{{ x }}", "media_io_kwargs": {"a": {}},
     "mm_processor_kwargs": {"a": 1},
 }  # fmt: skip
 UNSUPPORTED_IN_BOTH = {
     "logprob_token_ids": [1],
-    "thinking_token_budget": 5, "repetition_detection": {}, "watermarking": True, "return_weight_versions": True,
+    "repetition_detection": {}, "watermarking": True, "return_weight_versions": True,
     "routed_experts_prompt_start": 1, "return_prompt_text": True, "kv_transfer_params": {"a": 1},
     "ec_transfer_params": {"a": 1}, "vllm_xargs": {"a": 1}, "store": True,
 }  # fmt: skip
@@ -120,7 +120,7 @@ VLLMS_DEFAULTS = {
 NEUTRAL = {
     "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"], "store": False,
     "parallel_tool_calls": True, "functions": None, "audio": None, "top_logprobs": 0, "echo": False,
-    "add_special_tokens": False, "include_reasoning": True, "documents": [], "media_io_kwargs": {},
+    "add_special_tokens": False, "documents": [], "media_io_kwargs": {},
 }  # fmt: skip
 
 
@@ -135,6 +135,11 @@ def test_what_neither_endpoint_has_is_named(name: str) -> None:
     for schema, rest in ((CompletionRequest, PROMPT), (ChatRequest, CHAT)):
         error = refusal(schema, rest | {name: UNSUPPORTED_IN_BOTH[name]})
         assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
+
+
+def test_completions_have_no_reasoning() -> None:
+    error = refusal(CompletionRequest, PROMPT | {"thinking_token_budget": 5})
+    assert (error.status, error.param, error.code) == (400, "thinking_token_budget", "unsupported_parameter")
 
 
 @pytest.mark.parametrize("hints", [HINTS, VLLMS_DEFAULTS, dict.fromkeys(HINTS), dict.fromkeys(UNSUPPORTED_IN_BOTH)])
@@ -218,8 +223,10 @@ def test_contents(content: Any, param: str, says: str) -> None:
         ({"metadata": {str(i): "" for i in range(257)}}, "metadata"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"reasoning_effort": "lots"}, "reasoning_effort"),
-        ({"messages": [{"role": "user", "content": "a", "reasoning": "b"}]}, "messages[0].reasoning"),
-        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
         ({"prompt_embeds": []}, "prompt_embeds"),
         ({"echo": True}, "echo"),
         ({"prompt": "a"}, "prompt"),

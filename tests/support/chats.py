@@ -13,6 +13,24 @@ You are a helpful assistant.<|im_end|>
 '}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
 ' }}{% endif %}"""
 
+TOOLED = """{% if tools %}Write {"name": ..., "arguments": ...} within <tool_call></tool_call>:
+{% for tool in tools %}{{ tool.function.name }} {{ tool.function.parameters | tojson }}
+{% endfor %}{% endif %}
+{% for message in messages %}
+{{ message.role }}: {% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
+{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call> ({{ call.id }}){% endfor %}{% if message.tool_call_id %} ({{ message.tool_call_id }}){% endif %}
+
+{% endfor %}
+<think>
+{% if not enable_thinking %}
+
+</think>
+
+{% endif %}"""
+"""Hermes' form of calls. Reasoning is off unless the argument enable_thinking is given."""
+
 QWEN3 = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}
     {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}

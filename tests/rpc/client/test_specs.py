@@ -70,7 +70,7 @@ def _fields(message: Message) -> list[str]:
         ([{"role": "user", "content": None}], {}, TypeError),
         ([1, "two"], {}, TypeError),
         ([{"role": "user"}], {}, TypeError),
-        ([{"role": "user", "content": "x", "name": "y"}], {}, TypeError),
+        ([{"role": "user", "content": "x", "speaker": "y"}], {}, TypeError),
     ],
 )
 def test_what_is_no_field_is_an_error_at_once(prompt: object, options: dict, error: type[Exception]) -> None:

@@ -115,8 +115,8 @@ def test_an_answer_s_rate_is_that_of_the_tokens_after_the_first() -> None:
     first.deltas.add(text="a", token_count=1)
     last = pb.StreamGenerateResponse(usage=pb.Usage(prompt_tokens=20, cached_prompt_tokens=16, completion_tokens=5))
     last.deltas.add(text="bc", token_count=4, finish_reason=pb.FINISH_REASON_LENGTH)
-    assert answer.add_message(first, 10.25) == "a"
-    assert answer.add_message(last, 12.25) == "bc"
+    assert answer.add_message(first, 10.25) == ("", "a")
+    assert answer.add_message(last, 12.25) == ("", "bc")
     assert answer.text == "abc"
     said = "20 prompt tokens (16 cached), 5 generated, 2.0 tokens/s, first after 250 ms, length, seed 3"
     assert answer.summary() == said

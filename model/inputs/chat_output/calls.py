@@ -1,0 +1,270 @@
+"""Reads tool calls out of a model's output, in each form of their arguments."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from model.inputs.chat_output.formats import Arguments, ParameterTags, ToolFormat
+from model.inputs.chat_output.source import JsonEnd, Source, Waiting
+from model.inputs.chat_output.values import NoValue, read_key, read_value
+
+NAME = re.compile(r"[A-Za-z0-9_.-]")
+MOST_NAME, MOST_ID = 128, 64  # characters
+MOST_LOOSE = 64  # characters between a name and the end of what follows it
+OBJECT_START = "{"
+
+
+class CallSink(Protocol):
+    """Takes the parts of calls."""
+
+    def begin(self, name: str, call_id: str) -> None:
+        """Takes the beginning of a call. From now on it is one, whatever follows."""
+
+    def arguments(self, text: str) -> None:
+        """Takes more text of its arguments."""
+
+
+class CallReader:
+    """Reads one call after the other."""
+
+    def __init__(self, form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], source: Source, sink: CallSink):
+        """Makes a reader.
+
+        Args:
+            form: Form of the calls.
+            schemas: JSON schema of the arguments by the tool's name.
+            source: The output.
+            sink: Takes the calls.
+        """
+        self._form, self._schemas, self._source, self._sink = form, schemas, source, sink
+
+    def read(self) -> Waiting[bool]:
+        """Reads a call, from behind `begin` to behind `end`. Returns whether there was one."""
+        form = self._form
+        if form.keys is not None:
+            if not (yield from self._object(*form.keys)):
+                return False
+        else:
+            name = yield from self._source.matching(NAME, MOST_NAME)
+            if not name or (form.at_start and name not in self._schemas):
+                return False
+            call_id = yield from self._call_id(name)
+            if not (yield from self._behind_name()) or not (yield from self._named(name, call_id)):
+                return False
+        yield from self._source.literal(form.end.rstrip())
+        return True
+
+    def _call_id(self, name: str) -> Waiting[str]:
+        form = self._form
+        if not form.id_begin or not (yield from self._source.literal(form.id_begin)):
+            return ""
+        found = yield from self._source.matching(NAME, MOST_ID)
+        return form.call_id.format(name=name, id=found) if re.fullmatch(form.id_pattern, found) else ""
+
+    def _behind_name(self) -> Waiting[bool]:
+        if not self._form.skips_to:
+            return (yield from self._source.literal(self._form.named.rstrip()))
+        between = list[str]()
+        found = yield from self._source.until((self._form.skips_to,), between.append)
+        return found is not None and sum(map(len, between)) <= MOST_LOOSE
+
+    def _named(self, name: str, call_id: str) -> Waiting[bool]:
+        """Reads the arguments of a call whose name is known. Returns whether some begin."""
+        match self._form.arguments:
+            case Arguments.JSON:
+                if (yield from self._source.skip_space()) != OBJECT_START:
+                    return False
+                self._sink.begin(name, call_id)
+                yield from self._json(self._sink.arguments)
+            case Arguments.TAGGED:
+                self._sink.begin(name, call_id)
+                yield from self._tagged(self._form.tags or ParameterTags("", "", ""), self._schemas.get(name, {}))
+            case Arguments.PYTHON:
+                self._sink.begin(name, call_id)
+                yield from self._members("", "=", ")")
+            case Arguments.GEMMA:
+                if (yield from self._source.skip_space()) != OBJECT_START:
+                    return False
+                self._source.at += 1
+                self._sink.begin(name, call_id)
+                yield from self._members(self._form.quote, ":", "}")
+        return True
+
+    def _json(self, give: Callable[[str], None]) -> Waiting[None]:
+        """Reads an object, an array or a text as it comes."""
+        source, value = self._source, JsonEnd()
+        while True:
+            end = value.feed(source.text, source.at)
+            give(source.text[source.at : end])
+            source.at = len(source.text) if end is None else end
+            if end is not None or source.ended:
+                return
+            yield
+
+    def _json_text(self) -> Waiting[str | None]:
+        """Reads a JSON text; None where there is none."""
+        if (yield from self._source.skip_space()) != '"':
+            return None
+        parts = list[str]()
+        yield from self._json(parts.append)
+        try:
+            return str(json.loads("".join(parts), strict=False))
+        except ValueError:
+            return None
+
+    # A call that is one JSON object
+
+    def _object(self, name_key: str, arguments_key: str) -> Waiting[bool]:
+        """Reads a JSON object with a name and arguments, in any order, and maybe other keys."""
+        source, name, held = self._source, "", ""
+        if (yield from source.skip_space()) != OBJECT_START:
+            return False
+        source.at += 1
+        given = False
+        while (char := (yield from source.skip_space())) != "}":
+            if char == ",":
+                source.at += 1
+                continue
+            key = yield from self._json_text()
+            if key is None or (yield from source.skip_space()) != ":":
+                return given
+            source.at += 1
+            if key == name_key:
+                name = (yield from self._json_text()) or ""
+                if not self._is_name(name):
+                    return given
+            elif key == arguments_key and name and not given and (yield from source.skip_space()) == OBJECT_START:
+                self._sink.begin(name, "")
+                given = True
+                yield from self._json(self._sink.arguments)
+            else:
+                value = yield from self._any_json()
+                held = value if key == arguments_key else held
+        source.at += 1
+        return given or self._whole(name, held)
+
+    def _is_name(self, name: str) -> bool:
+        known = name in self._schemas or not self._form.at_start
+        return known and 0 < len(name) <= MOST_NAME and all(map(NAME.fullmatch, name))
+
+    def _any_json(self) -> Waiting[str]:
+        if (yield from self._source.skip_space()) in ('"', "{", "["):
+            parts = list[str]()
+            yield from self._json(parts.append)
+            return "".join(parts)
+        return (yield from self._source.matching(re.compile(r"[^,}\]\s]"), MOST_LOOSE))
+
+    def _whole(self, name: str, arguments: str) -> bool:
+        """Gives out a call that was read to its end. Arguments may be missing, or be JSON within a text."""
+        try:
+            if arguments.startswith('"'):
+                arguments = str(json.loads(arguments, strict=False))
+            known = isinstance(json.loads(arguments or "{}"), dict)
+        except (ValueError, RecursionError):
+            known = False
+        if name and known:
+            self._sink.begin(name, "")
+            self._sink.arguments(arguments or "{}")
+        return bool(name) and known
+
+    # Arguments in tags
+
+    def _tagged(self, tags: ParameterTags, schema: Mapping[str, Any]) -> Waiting[None]:
+        source, separator = self._source, "{"
+        known = schema.get("properties")
+        while (yield from source.literal(" " + tags.begin)):
+            key = list[str]()
+            if (yield from source.until((tags.named.split()[0],), key.append)) is None:
+                break
+            yield from source.literal(tags.named[len(tags.named.split()[0]) :].rstrip())
+            name = "".join(key)
+            described = known.get(name) if isinstance(known, Mapping) else None
+            is_text = isinstance(described, Mapping) and described.get("type") == "string"
+            if tags.typed:
+                is_text = not (yield from source.literal("false"))
+                if is_text:
+                    yield from source.literal("true")
+                yield from source.literal(tags.typed)
+            self._sink.arguments(separator + _dumped(name) + ": ")
+            yield from self._tagged_value(tags, is_text)
+            separator = ", "
+        ends = yield from source.literal(" " + self._form.end.rstrip())
+        self._close(separator, ends)
+
+    def _close(self, separator: str, ends: bool) -> None:
+        """Ends the object of arguments, unless the output was cut off: its arguments must not look whole."""
+        if ends or not self._source.ended:
+            self._sink.arguments("{}" if separator == "{" else "}")
+
+    def _tagged_value(self, tags: ParameterTags, is_text: bool) -> Waiting[None]:
+        source, end = self._source, tags.end.strip()
+        stops = ("\n" + end, end) if tags.indented else (end,)
+        if tags.indented and (yield from source.peek()) == "\n":
+            source.at += 1
+        if is_text:
+            self._sink.arguments('"')
+            stop = yield from source.until(stops, lambda text: self._sink.arguments(_escaped(text)))
+            self._sink.arguments("" if stop is None else '"')
+            return
+        parts = list[str]()
+        stop = yield from source.until(stops, parts.append)
+        self._sink.arguments("".join(parts) if stop is None else as_json("".join(parts)))
+
+    # Arguments as members
+
+    def _members(self, quote: str, sign: str, end: str) -> Waiting[None]:
+        """Reads arguments as Python and Gemma 4 write them. What is none ends them."""
+        source, separator = self._source, "{"
+        try:
+            while (char := (yield from source.skip_space())) != end:
+                if char == ",":
+                    source.at += 1
+                    continue
+                key = yield from read_key(source, quote)
+                if (yield from source.skip_space()) != sign:
+                    raise NoValue
+                source.at += 1
+                value = yield from read_value(source, quote)
+                self._sink.arguments(separator + _dumped(key) + ": " + _dumped(value))
+                separator = ", "
+        except NoValue:
+            self._close(separator, ends=False)
+            return
+        self._close(separator, ends=True)
+        if end == "}":
+            source.at += 1
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def as_json(text: str) -> str:
+    """Returns a value in tags as JSON: JSON itself, a value of Python's, or else a text."""
+    try:
+        json.loads(text, parse_constant=_no_json)
+        return text.strip()
+    except (ValueError, RecursionError):
+        pass
+    source = Source()
+    source.push(text.strip())
+    source.ended = True
+    try:
+        reader = read_value(source, "")
+        while True:
+            next(reader)
+    except NoValue:
+        pass
+    except StopIteration as done:
+        if source.at == len(source.text) and not isinstance(done.value, str):
+            return _dumped(done.value)
+    return _dumped(text)
+
+
+def _no_json(name: str) -> object:
+    raise ValueError(name)

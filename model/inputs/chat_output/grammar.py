@@ -1,0 +1,184 @@
+"""The grammar of what a model may write in a conversation: reasoning, tool calls or a constrained answer.
+
+It is made of the same formats as the parser. What it allows, the parser reads as the calls that it says. Runs in the
+process that tries grammars, as schemas of clients are untrusted.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from llguidance import LLTokenizer
+
+from model.inputs.chat_output.arguments_grammar import ArgumentsGrammar
+from model.inputs.chat_output.formats import ToolFormat
+from model.inputs.chat_output.grammar_form import OutputForm
+
+ANY = "/(?s:.*)/"
+
+
+class OutputGrammar:
+    """Makes the grammar of one form."""
+
+    def __init__(self, form: OutputForm, tokenizer: LLTokenizer) -> None:
+        """Makes it. tokenizer: tries schemas."""
+        self._form, self._tokenizer = form, tokenizer
+        self._rules: list[str] = []
+        self._named: list[dict[str, Any]] = []
+        self._inner: dict[str, str] = {}  # symbols of arguments by the tool's name
+
+    def grammar(self, answer: Mapping[str, Any] | None = None) -> str:
+        """Returns the grammar in llguidance's form.
+
+        Args:
+            answer: Grammar of the content, one of llguidance's list of them; None for any text.
+
+        Raises:
+            GrammarRefused: A strict tool's schema cannot be enforced. Names the field.
+        """
+        form, tools = self._form, self._form.tools
+        self._rules.append("GAP: /\\n{0,2}/")
+        options = []
+        if tools is not None and form.offered:
+            options += self._calls(tools, after_text=not form.required and answer is None)
+        if not form.required:
+            if answer is None:
+                options.append(self._text())
+            else:
+                self._named.append({**answer, "name": "answer"})
+                options.append(self._sequence(self._content_begin(), "@answer"))
+        self._rule("output", " | ".join(options))
+        self._rule("start", self._sequence(*self._reasoning(), "output"))
+        main = {"name": "main", "lark_grammar": "\n".join(self._rules)}
+        return json.dumps({"grammars": [main, *self._named]})
+
+    def _rule(self, name: str, body: str) -> str:
+        self._rules.append(f"{name}: {body}")
+        return name.partition("[")[0]
+
+    def _sequence(self, *parts: str) -> str:
+        return " ".join(part for part in parts if part) or '""'
+
+    def literal(self, text: str) -> str:
+        """Returns a marked text as symbols of the grammar."""
+        pattern = "([" + "".join(self._form.ids) + "])" if self._form.ids else "(?!)"
+        parts = [part for part in re.split(pattern, text) if part]
+        ids = self._form.ids
+        return " ".join(f"<[{ids[part]}]>" if part in ids else json.dumps(part, ensure_ascii=False) for part in parts)
+
+    def until(self, name: str, end: str, excluded: str = "") -> str:
+        """Adds a rule of any text up to the first occurrence of a literal, which belongs to it.
+
+        Args:
+            name: Name of the rule.
+            end: The literal.
+            excluded: Expression of texts that it is none of; "" for none.
+        """
+        before, mark, behind = self._at_mark(end)
+        beside = f" & ~/{excluded}/" if excluded else ""
+        self._rules.append(f"{name.upper()}_TEXT: /(?s:.*){escaped(before)}/{beside}")
+        if not mark:
+            return self._rule(f"{name}[lazy]", f"{name.upper()}_TEXT")
+        return self._rule(name, self._sequence(f"{name.upper()}_TEXT", self.literal(mark + behind)))
+
+    def _at_mark(self, text: str) -> tuple[str, str, str]:
+        at = next((i for i, char in enumerate(text) if char in self._form.ids), len(text))
+        return text[:at], text[at : at + 1], text[at + 1 :]
+
+    # Reasoning and content
+
+    def _reasoning(self) -> Iterable[str]:
+        form = self._form.reasoning
+        if form is None:
+            return
+        end = self.until("thought", form.end.strip())
+        behind = self.literal(form.behind)
+        if self._form.thinks:
+            yield self._rule("reasoning", self._sequence(end, behind, "GAP"))
+        else:
+            begun = self._sequence(self.literal(form.begin), end, behind, "GAP")
+            yield "(" + self._rule("reasoning", begun) + ")?"
+
+    def _content_begin(self) -> str:
+        reasoning = self._form.reasoning
+        return self.literal(reasoning.content) if reasoning else ""
+
+    def _text(self) -> str:
+        """Returns free text, which has no trigger of a call."""
+        form, tools, excluded = self._form, self._form.tools, []
+        if tools is not None and form.offered and not self._at_mark(tools.trigger)[1]:
+            excluded.append(self._beginning(tools) if tools.at_start else f"(?s:.*){escaped(tools.trigger)}(?s:.*)")
+        excluded += [begun] if (begun := self._begun_reasoning()) else []
+        self._rules.append(f"TEXT: {ANY}" + "".join(f" & ~/{one}/" for one in excluded))
+        return self._rule("text", self._sequence(self._content_begin(), "TEXT"))
+
+    def _begun_reasoning(self) -> str:
+        """Returns the expression of texts that begin as reasoning does; "" where none can."""
+        form = self._form.reasoning
+        if form is None or self._at_mark(form.begin)[1]:
+            return ""
+        return f"\\s*{escaped(form.begin.strip())}(?s:.*)"
+
+    def _beginning(self, tools: ToolFormat) -> str:
+        """Returns the expression of texts that begin as a call does, where a call stands at the beginning alone."""
+        if tools.keys:
+            return f"\\s*{escaped(tools.trigger)}(?s:.*)"
+        names = "|".join(escaped(tool.name) for tool in self._form.offered)
+        return f"\\s*{escaped(tools.trigger)}\\s*({names})\\s*{escaped(tools.named.strip())}(?s:.*)"
+
+    # Calls
+
+    def _calls(self, tools: ToolFormat, after_text: bool) -> list[str]:
+        """Returns the ways in which the output may be calls."""
+        body = self._bodies(tools)
+        several = self._form.parallel and not tools.one
+        more = f"({self._sequence(self.literal(tools.between + tools.begin), body)})*" if several else ""
+        head, closing = tools.opening + tools.begin, self.literal(tools.closing)
+        starts_output = tools.at_start or self._only_calls_behind_reasoning()
+        if not after_text or starts_output:
+            first = self._bodies(tools, "first", head)
+            gap = "" if after_text else "GAP"
+            return [self._rule("calls", self._sequence(gap, first, more, closing))]
+        begun = self.until("head", tools.trigger, self._begun_reasoning())
+        rest = self.literal(head[len(tools.trigger) :])
+        return [self._rule("calls", self._sequence(begun, rest, body, more, closing))]
+
+    def _only_calls_behind_reasoning(self) -> bool:
+        """Whether content has a beginning of its own, so that no text stands before a call."""
+        return self._form.reasoning is not None and bool(self._form.reasoning.content)
+
+    def _bodies(self, tools: ToolFormat, rule: str = "body", head: str = "") -> str:
+        """Adds a rule of any call.
+
+        Args:
+            tools: Form of calls.
+            rule: Name of the rule.
+            head: What stands before the name. It has to be one literal with it: where free text is possible too, the
+                lexer takes the longest one, and text ends only where it cannot be text any more.
+        """
+        arguments = ArgumentsGrammar(
+            tools, self.literal, self.until, self._rules.append, self._named.append, self._tokenizer
+        )
+        bodies = []
+        for i, tool in enumerate(self._form.offered):
+            if (inner := self._inner.get(tool.name)) is None:
+                inner = self._inner[tool.name] = arguments.of(i, tool)
+            bodies.append(self._rule(f"{rule}_{i}", self._sequence(*self._around(tools, tool.name, inner, head))))
+        return self._rule(rule, " | ".join(bodies))
+
+    def _around(self, tools: ToolFormat, name: str, inner: str, head: str) -> Sequence[str]:
+        end = self.literal(tools.end)
+        if tools.keys is not None:
+            name_key, arguments_key = tools.keys
+            before = f'{head}{{"{name_key}": "{name}", "{arguments_key}": '
+            return (self.literal(before), inner, self.literal("}" + tools.end))
+        if not tools.id_begin:
+            return (self.literal(head + name + tools.named), inner, end)
+        call_id = f"/{tools.id_pattern}/"
+        return (self.literal(head + name + tools.id_begin), call_id, self.literal(tools.named), inner, end)
+
+
+def escaped(text: str) -> str:
+    """Returns a regular expression, as it stands between slashes in a grammar, that matches a text."""
+    return re.sub(r"([!#-&(-/;?@\[-`{-~])", r"\\\1", text).replace("\n", "\\n")

@@ -1,0 +1,163 @@
+"""Takes a model's output apart as it comes: content, reasoning, tool calls.
+
+Laws: any cutting of the output into parts gives the same result. No text is lost: what is no call is content. What
+stands between content, reasoning and calls, their markers and whitespace next to them, is none of them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from model.inputs.chat_output.calls import CallReader
+from model.inputs.chat_output.formats import ReasoningFormat, ToolFormat
+from model.inputs.chat_output.marks import Marks
+from model.inputs.chat_output.parsed import Parsed
+from model.inputs.chat_output.source import Source, Waiting
+
+NO_SCHEMAS: Mapping[str, Mapping[str, Any]] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parsing:
+    """How the output of one request is read.
+
+    Attributes:
+        marks: Characters of special tokens.
+        tools: Form of tool calls, marked; None where the model is not to call any.
+        reasoning: Form of reasoning, marked; None for a model without.
+        schemas: JSON schema of the arguments by the tool's name.
+        thinks: The output begins within the reasoning.
+        call_id: Returns the id of a call by its number, where the model writes none.
+    """
+
+    marks: Marks
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    thinks: bool = False
+    call_id: Callable[[int], str] = str
+
+
+class OutputParser:
+    """Parser of one sequence's output."""
+
+    def __init__(self, parsing: Parsing) -> None:
+        self._parsing, self._source, self._new = parsing, Source(), Parsed()
+        self._calls = 0
+        self._space = ""  # whitespace at the end of content so far, which is dropped where a call or reasoning follows
+        self._blank = True  # there was no content yet
+        self._strips = False  # whitespace that comes next is dropped
+        self.reasons = parsing.thinks
+        """Whether the newest text is reasoning."""
+        self._reader = CallReader(parsing.tools, parsing.schemas, self._source, self) if parsing.tools else None
+        self._stops = self._all_stops()
+        self._run = self._all()
+        next(self._run, None)
+
+    def push(self, text: str) -> Parsed:
+        """Returns new output that this text completes. text: with marks in place of special tokens."""
+        self._source.push(text)
+        next(self._run, None)
+        return self._take()
+
+    def end(self) -> Parsed:
+        """Returns the output that was held back, when no more text comes."""
+        self._source.ended = True
+        next(self._run, None)
+        return self._take()
+
+    def _take(self) -> Parsed:
+        new, self._new = self._new, Parsed()
+        return new
+
+    def _all_stops(self) -> tuple[str, ...]:
+        tools, reasoning = self._parsing.tools, self._parsing.reasoning
+        stops = (tools.trigger, *tools.other_triggers) if tools else ()
+        stops += (reasoning.begin.strip(), *reasoning.dropped) if reasoning else ()
+        return tuple(sorted(dict.fromkeys(stops), key=len, reverse=True))
+
+    def _all(self) -> Waiting[None]:
+        """Reads the whole output."""
+        parsing, source = self._parsing, self._source
+        if self.reasons and parsing.reasoning:
+            yield from self._reasoning(parsing.reasoning)
+        while (stop := (yield from source.until(self._stops, self._content))) is not None:
+            if parsing.reasoning and stop in parsing.reasoning.dropped:
+                self._strips = True
+            elif parsing.reasoning and stop == parsing.reasoning.begin.strip():
+                if self._blank or parsing.reasoning.anywhere:
+                    yield from self._reasoning(parsing.reasoning)
+                else:
+                    self._content(stop)
+            elif parsing.tools and self._reader:
+                yield from self._called(stop, parsing.tools, self._reader)
+        self._new.content += self._shown(self._space)
+
+    def _content(self, text: str) -> None:
+        if self._strips:
+            text = text.lstrip()
+        whole = self._space + text
+        kept = whole.rstrip()
+        self._space = whole[len(kept) :] if self._parsing.tools or self._parsing.reasoning else ""
+        if kept:
+            self._strips = self._blank = False
+            self._new.content += self._shown(kept)
+
+    def _shown(self, text: str) -> str:
+        return self._parsing.marks.shown(text)
+
+    def _reasoning(self, form: ReasoningFormat) -> Waiting[None]:
+        self.reasons, self._space, self._strips = True, "", True
+        held = ""
+
+        def give(text: str) -> None:
+            nonlocal held
+            whole = held + (text.lstrip() if self._strips else text)
+            kept = whole.rstrip()
+            held = whole[len(kept) :]
+            if kept:
+                self._strips = False
+                self._new.reasoning += self._shown(kept)
+
+        stop = yield from self._source.until((form.end.strip(),), give)
+        if stop is None:
+            self._new.reasoning += self._shown(held)
+        self.reasons, self._strips = False, True
+
+    # Calls
+
+    def _called(self, trigger: str, form: ToolFormat, reader: CallReader) -> Waiting[None]:
+        """Reads calls, from behind the trigger on. What is none is content."""
+        source = self._source
+        source.pinned += 1
+        start, before = source.at - len(trigger), self._calls
+        head = form.opening + form.begin
+        if not head.startswith(trigger):
+            head, source.at = "", start if trigger == form.trigger else source.at
+        else:
+            head = head[len(trigger) :]
+        is_call = self._blank or not form.at_start
+        is_call = is_call and (yield from source.literal(head)) and (yield from reader.read())
+        if self._calls == before:
+            source.at = start + len(trigger)
+            source.pinned -= 1
+            self._content(trigger)
+            return
+        while is_call and form.opening and not (yield from source.literal(" " + form.closing)):
+            source.pinned += 1
+            start, before = source.at, self._calls
+            is_call = (yield from source.literal(" " + form.between + form.begin)) and (yield from reader.read())
+            if self._calls == before:
+                source.at, is_call = start, False
+                source.pinned -= 1
+        self._space, self._strips = "", True
+
+    def begin(self, name: str, call_id: str) -> None:
+        self._source.pinned -= 1  # from now on nothing leads back
+        self._space, self._blank = "", False
+        self._new.begin_call(self._calls, name, call_id or self._parsing.call_id(self._calls))
+        self._calls += 1
+
+    def arguments(self, text: str) -> None:
+        if text:
+            self._new.add_arguments(self._calls - 1, self._shown(text))

@@ -1,0 +1,127 @@
+"""Reads values that are written as Python or Gemma 4 write them, and gives them out as JSON."""
+
+import json
+import re
+from typing import Any
+
+from model.inputs.chat_output.source import Source, Waiting
+
+MOST_LEVELS = 64
+BARE = re.compile(r"[^,\]\[(){}:=\s\"']")
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "0": "\0"}
+CODES = {"x": 2, "u": 4, "U": 8}
+CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?")
+
+
+class NoValue(Exception):
+    """What stands there is no value."""
+
+
+def read_value(source: Source, quote: str, levels: int = MOST_LEVELS) -> Waiting[Any]:
+    """Reads a value: a text, number, constant, list or mapping.
+
+    Args:
+        source: The text.
+        quote: Text around texts; "" for Python's quotes.
+        levels: Lists and mappings that it may have in each other.
+
+    Raises:
+        NoValue: There is none.
+    """
+    if not levels:
+        raise NoValue
+    char = yield from source.skip_space()
+    if quote and (yield from source.literal(quote)):
+        return (yield from _raw(source, quote))
+    if not quote and char in ("'", '"'):
+        return (yield from _quoted(source))
+    if char == "[":
+        return (yield from _list(source, quote, levels - 1))
+    if char == "{":
+        return (yield from _mapping(source, quote, levels - 1))
+    return _bare((yield from source.matching(BARE, 400)))
+
+
+def _raw(source: Source, quote: str) -> Waiting[str]:
+    parts = list[str]()
+    if (yield from source.until((quote,), parts.append)) is None:
+        raise NoValue
+    return "".join(parts)
+
+
+def _quoted(source: Source) -> Waiting[str]:
+    quote, parts = source.text[source.at], list[str]()
+    source.at += 1
+    while (stop := (yield from source.until((quote, "\\"), parts.append))) == "\\":
+        char = yield from source.peek()
+        source.at += len(char)
+        parts.append((yield from _escape(source, char)))
+    if stop is None:
+        raise NoValue
+    return "".join(parts)
+
+
+def _escape(source: Source, char: str) -> Waiting[str]:
+    if char not in CODES:
+        return ESCAPES.get(char, char if char in "\\'\"/" else "\\" + char)
+    digits = ""
+    while len(digits) < CODES[char]:
+        digit = yield from source.peek()
+        if not re.fullmatch("[0-9A-Fa-f]", digit):
+            raise NoValue
+        digits, source.at = digits + digit, source.at + 1
+    code = int(digits, 16)
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        raise NoValue
+    return chr(code)
+
+
+def _list(source: Source, quote: str, levels: int) -> Waiting[list[Any]]:
+    source.at += 1
+    made = list[Any]()
+    while (char := (yield from source.skip_space())) != "]":
+        if char == ",":
+            source.at += 1
+        else:
+            made.append((yield from read_value(source, quote, levels)))
+    source.at += 1
+    return made
+
+
+def _mapping(source: Source, quote: str, levels: int) -> Waiting[dict[str, Any]]:
+    source.at += 1
+    made = dict[str, Any]()
+    while (char := (yield from source.skip_space())) != "}":
+        if char == ",":
+            source.at += 1
+            continue
+        key = yield from read_key(source, quote)
+        if (yield from source.skip_space()) != ":":
+            raise NoValue
+        source.at += 1
+        made[key] = yield from read_value(source, quote, levels)
+    source.at += 1
+    return made
+
+
+def read_key(source: Source, quote: str) -> Waiting[str]:
+    """Reads a name, with quotes or without. Raises NoValue."""
+    char = yield from source.skip_space()
+    if quote and (yield from source.literal(quote)):
+        return (yield from _raw(source, quote))
+    if char in ("'", '"'):
+        return (yield from _quoted(source))
+    if not (key := (yield from source.matching(BARE, 256))):
+        raise NoValue
+    return key
+
+
+def _bare(text: str) -> Any:
+    if not text:
+        raise NoValue
+    if text in CONSTANTS:
+        return CONSTANTS[text]
+    if NUMBER.fullmatch(text):
+        return json.loads(text)
+    return text

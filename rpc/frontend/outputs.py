@@ -1,0 +1,157 @@
+"""What the output of a request must be, and how it is read: constraints, tool calls, reasoning."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from model.inputs.chat_output.chat_output import NO_CHAT_OUTPUT, ChatOutput, call_ids
+from model.inputs.chat_output.parser import Parsing
+from model.inputs.grammar_checker import Constraint, GrammarChecker, GrammarUnchecked
+from model.inputs.grammars import GrammarRefused
+from model.inputs.tokenizer import Tokenizer
+from rpc.frontend.errors import RequestFailed
+from scheduler.invalid import InvalidRequest, require
+from scheduler.limits import Limits
+from scheduler.prompts import Chat
+from scheduler.request import Request
+from scheduler.resolve import check_structured, check_tool_use
+from scheduler.spec import Spec
+from scheduler.tools import NO_TOOLS, ToolUse, object_of
+
+LAST = 64  # tokens at the end of a prompt, in which a template may begin the reasoning or end it
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Constraints on the outputs of a model, and their reading. Threads may share it.
+
+    Attributes:
+        form: Form of tool calls and of reasoning.
+        grammars: Checks constraints, and is ended by `close`.
+    """
+
+    form: ChatOutput = NO_CHAT_OUTPUT
+    grammars: GrammarChecker = field(default_factory=GrammarChecker)
+
+    def check(self, spec: Spec, limits: Limits) -> None:
+        """Checks what the output must be, before the work on the prompt.
+
+        Raises:
+            InvalidRequest: A field has a value that cannot be served.
+            RequestFailed: The model calls no tools.
+        """
+        tool_use = tool_use_of(spec)
+        if spec.structured is not None:
+            check_structured(spec, spec.structured, limits)
+        if tool_use.offered:
+            if self.form.tools is None:
+                message = "the form of this model's tool calls is not known: see --tool-format of `quire serve`"
+                raise RequestFailed("INVALID_ARGUMENT", "NO_TOOL_FORMAT", message, field="chat.tools")
+            if tool_use.constrains:
+                check_tool_use(spec, tool_use, limits)
+        if spec.reasoning_tokens is not None:
+            name, most = "reasoning.max_tokens", spec.reasoning_tokens
+            known = isinstance(spec.prompt, Chat) and self.form.reasoning is not None
+            require(known, name, most, "is for conversations with models that reason, see --reasoning-format")
+            require(spec.sampling.beam is None, name, most, "does not go with sampling.beam_search")
+
+    def prompt_end(self, spec: Spec, ids: Sequence[int], tokenizer: Tokenizer) -> str:
+        """Returns the text of a conversation's last tokens, which says whether the output begins with reasoning."""
+        if (self.form.reasoning is None and self.form.tools is None) or not isinstance(spec.prompt, Chat):
+            return ""
+        return tokenizer.decode(list(ids[-LAST:]), skip_special_tokens=False)
+
+    def knows_grammar(self, spec: Spec) -> bool:
+        """Returns whether the constraint on the output, if there is one, was checked before."""
+        return all(
+            constraint is None or self.grammars.knows(constraint, spec.sharing)
+            for constraint in {self._constraint(spec, end) for end in self._possible_ends(spec)}
+        )
+
+    def _possible_ends(self, spec: Spec) -> tuple[str, ...]:
+        """Returns prompts' ends that stand for all that make different constraints of one request."""
+        form = self.form.reasoning
+        if form is None or not isinstance(spec.prompt, Chat):
+            return ("",)
+        return ("", self.form.literal(form.begin), self.form.literal(form.end))
+
+    def _constraint(self, spec: Spec, end: str) -> Constraint | None:
+        """Returns the constraint on the output; None for none. end: of the prompt."""
+        if isinstance(spec.prompt, Chat):
+            form = self.form.form(spec.prompt.tool_use, spec.structured, end)
+            if form is not None:
+                return form.constraint()
+        return spec.structured
+
+    def grammar(self, spec: Spec, end: str) -> str:
+        """Returns the grammar of the constraint on the output, "" without one.
+
+        Args:
+            spec: The request.
+            end: End of its prompt.
+
+        Raises:
+            InvalidRequest: The constraint cannot be enforced.
+            RequestFailed: The process that checks constraints cannot be started, or dies.
+        """
+        constraint = self._constraint(spec, end)
+        if constraint is None:
+            return ""
+        try:
+            return self.grammars.grammar(constraint, spec.sharing)
+        except GrammarRefused as refused:
+            name, value = "chat.tools", f"{len(tool_use_of(spec).offered)} tools"
+            if refused.field:
+                name, value = refused.field, "a schema"
+            elif spec.structured is not None:
+                name, value = spec.structured.path, spec.structured.text
+            raise InvalidRequest(name, value, str(refused)) from None
+        except GrammarUnchecked as lost:
+            raise RequestFailed("UNAVAILABLE", "GRAMMAR_UNCHECKED", str(lost), retry_after=1.0) from None
+
+    def reasoning(self, spec: Spec, end: str, tokenizer: Tokenizer) -> dict[str, object]:
+        """Returns the fields of `LogitsParams` that bound the reasoning.
+
+        Args:
+            spec: The request.
+            end: End of its prompt.
+            tokenizer: Tokenizer of the model.
+        """
+        form = self.form.reasoning
+        if spec.reasoning_tokens is None or form is None:
+            return {}
+        begin, stop = (self.form.literal(text).strip() for text in (form.begin, form.end))
+        return {
+            "reasoning_tokens": spec.reasoning_tokens,
+            "reasoning_begin": tuple(tokenizer.encode(begin, False)),
+            "reasoning_end": tuple(tokenizer.encode(stop, False)),
+            "reasons": self.form.thinks(end),
+        }
+
+    def parsings(self, spec: Spec, request: Request, tokenizer: Tokenizer) -> tuple[Parsing | None, ...]:
+        """Returns how the output of each sequence is read; None for one that is text alone.
+
+        Args:
+            spec: A request that was accepted.
+            request: The request as the engine gets it.
+            tokenizer: Tokenizer of the model.
+        """
+        if not isinstance(spec.prompt, Chat) or not spec.output.text or spec.output.raw_text:
+            return (None,) * request.count
+        tool_use = spec.prompt.tool_use
+        schemas = {tool.name: object_of(tool.parameters, "chat.tools") for tool in tool_use.offered}
+        key = hashlib.blake2b(request.prompt.tobytes() + b"%d" % request.controls.seed).digest()
+        end = self.prompt_end(spec, request.prompt[-LAST:].tolist(), tokenizer)
+        return tuple(
+            self.form.parsing(tool_use, schemas, end, call_ids(self.form.tools, key, index))
+            for index in range(request.count)
+        )
+
+    def close(self) -> None:
+        """Ends the checker of constraints."""
+        self.grammars.close()
+
+
+def tool_use_of(spec: Spec) -> ToolUse:
+    """Returns the tools of a request's conversation."""
+    return spec.prompt.tool_use if isinstance(spec.prompt, Chat) else NO_TOOLS

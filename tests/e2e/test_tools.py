@@ -1,0 +1,221 @@
+"""Tool calls and reasoning through real servers: unchanged clients, turns with results, an engine that is killed."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import jsonschema
+import openai
+import psutil
+import pytest
+from quire import LLM, Client, InvalidRequestError, Stopping
+from quire.v1 import admin_service_pb2 as admin
+from quire.v1 import admin_service_pb2_grpc as admin_grpc
+from quire.v1 import generation_service_pb2 as pb
+
+from rpc.client.specs import spec_of
+from tests.support.chats import TOOLED
+from tests.support.checkpoints import write_llama
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.server import RunningServer, running_server
+
+MODEL = "tiny"
+CITIES = ["Oslo", "Rome", "Ulm"]
+PLACE = {
+    "type": "object",
+    "properties": {"city": {"enum": CITIES}, "days": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+NOW: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+SCHEMAS = {"weather": PLACE, "now": NOW}
+OWN = [{"name": name, "parameters": schema, "strict": True} for name, schema in SCHEMAS.items()]
+OPENAIS: Any = [{"type": "function", "function": one} for one in OWN]
+ASK: list[Any] = [{"role": "user", "content": "Rain?"}]
+ASKED: dict[str, Any] = {"model": MODEL, "tools": OPENAIS, "temperature": 1.0, "max_tokens": 400}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = write_llama(tmp_path_factory.mktemp("tiny"), max_position_embeddings=2048)
+    (directory / "chat_template.jinja").write_text(TOOLED)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(directory: Path) -> Iterator[RunningServer]:
+    flags = ("--model", str(directory), "--served-model-name", MODEL, "--kv-cache-memory", "64MiB", "--replicas", "2")
+    with running_server(*flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway(server: RunningServer) -> Iterator[RunningGateway]:
+    with running_gateway([server.address]) as running:
+        yield running
+
+
+def check(calls: Any) -> None:
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_openais_client_gets_calls_streamed_and_whole(gateway: RunningGateway, seed: int) -> None:
+    with gateway.client() as client:
+        asked = {**ASKED, "messages": ASK, "tool_choice": "required", "seed": seed, "parallel_tool_calls": seed > 1}
+        choice = client.chat.completions.create(**asked).choices[0]
+        calls = choice.message.tool_calls
+        assert calls
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        check(calls)
+        assert len({call.id for call in calls}) == len(calls)
+        assert seed > 1 or len(calls) == 1
+        with client.chat.completions.stream(**asked) as stream:
+            events = [event.type for event in stream]
+            streamed = stream.get_final_completion().choices[0]
+        assert "tool_calls.function.arguments.delta" in events
+        found = [(call.id, call.function.name, call.function.arguments) for call in streamed.message.tool_calls or ()]
+        assert found == [(call.id, call.function.name, call.function.arguments) for call in calls]  # type: ignore[union-attr]
+        assert streamed.finish_reason == "tool_calls"
+
+
+def test_the_result_comes_back_in_the_next_turn(gateway: RunningGateway, server: RunningServer) -> None:
+    named = {"type": "function", "function": {"name": "now"}}
+    with gateway.client() as client:
+        first = client.chat.completions.create(messages=ASK, tool_choice=named, seed=1, **ASKED).choices[0].message  # type: ignore[call-overload]
+        (call,) = first.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("now", {})
+        turns = [*ASK, first, {"role": "tool", "tool_call_id": call.id, "content": "noon"}]
+        again = {**ASKED, "messages": turns, "tool_choice": "required", "seed": 1, "parallel_tool_calls": False}
+        second = client.chat.completions.create(**again)
+        ours = second.choices[0].message.tool_calls[0]
+        assert ours.id != call.id, "no two calls of a conversation have one id, whatever the seed"
+    with Client(server.address) as own:
+        turn = {"role": "assistant", "content": "", "tool_calls": [{"id": call.id, "name": "now", "arguments": "{}"}]}
+        turns = [*ASK, turn, {"role": "tool", "tool_call_id": call.id, "content": "noon"}]
+        same = own.generate(
+            turns, tools=OWN, tool_choice="required", seed=1, temperature=1.0, max_tokens=400, parallel_tool_calls=False
+        )
+        (made, *_) = same.sequences[0].tool_calls
+        assert (made.name, made.arguments, made.id) == (ours.function.name, ours.function.arguments, ours.id)
+        assert same.sequences[0].text == ""
+
+
+def test_calls_are_not_forced_where_nothing_is_strict(gateway: RunningGateway) -> None:
+    loose = [{"type": "function", "function": {"name": "now"}}]
+    with gateway.client() as client:
+        free = {"model": MODEL, "messages": ASK, "max_tokens": 30, "temperature": 0, "stop": ["\x00\x01"]}
+        without = client.chat.completions.create(tools=loose, tool_choice="none", **free).choices[0]  # type: ignore[call-overload]
+        allowed = client.chat.completions.create(tools=loose, **free).choices[0]  # type: ignore[call-overload]
+        assert allowed.message.content.strip() == without.message.content.strip()
+        assert allowed.message.tool_calls is None
+
+
+def test_what_cannot_be_kept_is_refused_by_name(gateway: RunningGateway, server: RunningServer) -> None:
+    bad = {"name": "bad", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}, "strict": True}
+    with gateway.client() as client:
+        tools: Any = [*OPENAIS, {"type": "function", "function": bad}]
+        with pytest.raises(openai.BadRequestError, match="not"):
+            client.chat.completions.create(model=MODEL, messages=ASK, tools=tools)
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(messages=ASK, extra_body={"stop_token_ids": [7]}, **ASKED)
+        assert refused.value.param == "stop_token_ids"
+        for tool_choice in ("required", {"type": "function", "function": {"name": "none"}}):
+            with pytest.raises(openai.BadRequestError, match="tool"):
+                client.chat.completions.create(model=MODEL, messages=ASK, tool_choice=tool_choice, tools=[])  # type: ignore[call-overload]
+    with Client(server.address) as own:
+        with pytest.raises(InvalidRequestError) as named:
+            own.generate(ASK, tools=[*OWN, bad])
+        assert named.value.field == "spec.chat.tools[2].parameters"
+        with pytest.raises(InvalidRequestError) as unknown:
+            own.generate(ASK, tools=OWN, tool_choice="required", tool_name="other")
+        assert unknown.value.field == "spec.chat.tool_name"
+        turn = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "name": "now", "arguments": "[]"}]}
+        with pytest.raises(InvalidRequestError) as argument:
+            own.generate([*ASK, turn], tools=OWN)
+        assert argument.value.field == "spec.chat.messages[1].tool_calls[0].arguments"
+
+
+def test_reasoning_stands_apart_and_is_bounded(gateway: RunningGateway, server: RunningServer) -> None:
+    thinking = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 5}}
+    with gateway.client() as client:
+        asked: dict[str, Any] = {**ASKED, "messages": ASK, "tool_choice": "required", "seed": 4, **thinking}
+        answer = client.chat.completions.create(**asked)
+        message = answer.choices[0].message
+        assert message.tool_calls
+        check(message.tool_calls)
+        assert 0 < len(message.reasoning_content) <= 5 * 4  # type: ignore[attr-defined]
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens_details is not None
+        assert 5 <= answer.usage.completion_tokens_details.reasoning_tokens <= 5 + len("</think>")
+        chunks = list(client.chat.completions.create(stream=True, **asked))
+        parts = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        assert "".join(getattr(part, "reasoning_content", "") for part in parts) == message.reasoning_content  # type: ignore[attr-defined]
+        hidden = {**asked, "extra_body": {**thinking["extra_body"], "include_reasoning": False}}
+        quiet = client.chat.completions.create(**hidden).choices[0].message
+        assert not hasattr(quiet, "reasoning_content")
+        assert quiet.tool_calls == message.tool_calls
+    with Client(server.address) as own:
+        options: dict[str, Any] = {"seed": 4, "temperature": 1.0, "max_tokens": 60}
+        spec = spec_of(ASK, reasoning={"max_tokens": 5}, **options)
+        spec.chat.template_arguments["enable_thinking"] = "true"
+        with own.stream_request(pb.StreamGenerateRequest(spec=spec)) as stream:
+            deltas = [delta for message in stream for delta in message.deltas]
+        spec.output.raw_text = True
+        with own.stream_request(pb.StreamGenerateRequest(spec=spec)) as stream:
+            raw = "".join(delta.text for message in stream for delta in message.deltas)
+        reasoning, _, text = raw.partition("</think>")
+        assert "".join(delta.reasoning for delta in deltas) == reasoning.strip()
+        assert "".join(delta.text for delta in deltas).strip() == text.strip()
+
+
+def running_engine(server: RunningServer) -> psutil.Process:
+    """The engine that has the only request."""
+    with grpc.insecure_channel(server.admin) as channel:
+        replicas = admin_grpc.AdminServiceStub(channel).ListReplicas(admin.ListReplicasRequest()).replicas
+    (busy,) = (replica for replica in replicas if replica.request_count)
+    return psutil.Process(int(busy.place.split()[-1]))
+
+
+def call_of(server: RunningServer, kill_at: int | None) -> tuple[str, str, str]:
+    """Id, name and arguments of a call; kill_at: tokens behind which its engine is killed."""
+    count, parts, killed = 0, list[pb.ToolCallDelta](), False
+    options: dict[str, Any] = {"seed": 9, "temperature": 1.0, "max_tokens": 400, "parallel_tool_calls": False}
+    with Client(server.address) as client, client.stream(ASK, tools=OWN, tool_choice="required", **options) as stream:
+        for message in stream:
+            for delta in message.deltas:
+                count += delta.token_count
+                parts += delta.tool_calls
+            if kill_at is not None and count >= kill_at and not killed and not message.HasField("usage"):
+                running_engine(server).kill()
+                killed = True
+    assert killed or kill_at is None
+    return "".join(p.id for p in parts), "".join(p.name for p in parts), "".join(p.arguments for p in parts)
+
+
+@pytest.mark.parametrize("kill_at", [1, 14, 30])
+def test_a_call_is_the_same_when_its_engine_is_killed(server: RunningServer, kill_at: int) -> None:
+    wanted = call_of(server, None)
+    assert call_of(server, kill_at) == wanted
+    server.wait_for_metric("quire_replicas", 2)
+
+
+@pytest.mark.slow
+def test_a_call_is_the_same_wherever_its_engine_is_killed(server: RunningServer) -> None:
+    wanted = call_of(server, None)
+    for kill_at in range(1, 40):
+        assert call_of(server, kill_at) == wanted, kill_at
+        server.wait_for_metric("quire_replicas", 2)
+
+
+def test_in_the_callers_process(directory: Path) -> None:
+    with closing(LLM(str(directory), kv_cache_memory=2**26)) as llm:
+        (done,) = llm.chat([ASK], stopping=Stopping(max_tokens=400), tools=OPENAIS, tool_choice="required")
+        assert done.text == ""
+        assert done.tool_calls
+        for call in done.tool_calls:
+            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])

@@ -1,0 +1,242 @@
+"""The grammar of calls and reasoning allows the published forms, and the parser reads what it allows as calls."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from model.inputs.chat_output.chat_output import ChatOutput
+from model.inputs.chat_output.families import TOOL_FORMAT_NAMES
+from model.inputs.chat_output.grammar_form import OutputForm
+from model.inputs.grammar_checker import GrammarChecker
+from model.inputs.grammar_process import output_grammar
+from model.inputs.grammars import GrammarRefused, limits
+from scheduler.structured import Structured
+from scheduler.tools import Choice, Tool, ToolUse
+from tests.model.chat_output.test_parser import form_of, parsed
+from tests.support.written_calls import CALLS, SCHEMAS, SINGLE, WRITTEN
+
+
+def tools(strict: bool = True, choice: Choice = Choice.AUTO, **more: Any) -> ToolUse:
+    made = (Tool(name, parameters=json.dumps(schema), strict=strict) for name, schema in SCHEMAS.items())
+    return ToolUse(tuple(made), choice, **more)
+
+
+def canonical(name: str) -> str:
+    """The calls as the grammar writes them: of the ways in which models do, one."""
+    text = WRITTEN[name]
+    match name:
+        case "mistral_v3":
+            return re.sub(r', "id": "\w+"', "", text)
+        case "minimax_m2":
+            return text.replace("</parameter><", "</parameter>\n<").replace("</parameter></", "</parameter>\n</")
+        case "olmo3" | "lfm2":
+            return text.replace("'", '"')
+    return text
+
+
+class Language:
+    """Texts that a form allows."""
+
+    def __init__(self, form: OutputForm) -> None:
+        self.form = form
+        self.grammar, self.tokenizer = output_grammar(form.constraint().text)
+
+    def reads(self, text: str) -> tuple[int, bool]:
+        """How many of the marked text's tokens may follow each other, and whether the output may end there."""
+        ids = list(self.ids(text))
+        matcher = LLMatcher(self.tokenizer, self.grammar, log_level=0, limits=limits())
+        assert not matcher.is_error(), matcher.get_error()
+        count = matcher.validate_tokens(ids)
+        if count < len(ids):
+            return count, False
+        matcher.consume_tokens(ids)
+        return count, matcher.is_accepting()
+
+    def allows(self, text: str) -> bool:
+        return self.reads(text)[1]
+
+    def ids(self, text: str) -> Iterator[int]:
+        for char in text:
+            if char in self.form.ids:
+                yield self.form.ids[char]
+            else:
+                yield from char.encode("utf-8", "surrogatepass")
+
+
+@cache
+def language(
+    name: str, special: bool, strict: bool, choice: Choice, parallel: bool = True
+) -> tuple[ChatOutput, Language]:
+    made = form_of(name, special)
+    form = made.form(tools(strict, choice, parallel=parallel), None, "")
+    if form is None:
+        form = made.form(tools(strict, Choice.REQUIRED, parallel=parallel), None, "")
+        assert form is not None
+        form = replace(form, required=False)
+    assert OutputForm.of_text(form.constraint().text) == replace(form, ids=dict(form.ids))
+    return made, Language(form)
+
+
+@pytest.mark.parametrize("choice", [Choice.AUTO, Choice.REQUIRED])
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", TOOL_FORMAT_NAMES)
+def test_published_forms(name: str, special: bool, strict: bool, choice: Choice) -> None:
+    form, texts = language(name, special, strict, choice)
+    text = form.marks.marked(canonical(name))
+    assert texts.reads(text) == (len(list(texts.ids(text))), True)
+    assert not texts.allows(text[:-1]) or name in ("harmony", "mistral", "mistral_v11")
+    plain = "<|channel|>final<|message|>Yes [or no]: <a>" if name == "harmony" else "Yes [or no]: <a>"
+    assert texts.allows(form.marks.marked(plain)) == (choice is Choice.AUTO)
+    if name not in SINGLE:
+        assert texts.allows(form.marks.marked(canonical(name).replace("UTC", "CET")))
+        assert not (strict and texts.allows(form.marks.marked(canonical(name).replace("UTC", "XYZ"))))
+        one = language(name, special, strict, choice, parallel=False)[1]
+        assert not one.allows(text)
+
+
+@pytest.mark.parametrize("name", [name for name in TOOL_FORMAT_NAMES if name not in ("pythonic", "llama3", "harmony")])
+def test_text_and_reasoning_before_calls(name: str) -> None:
+    form, texts = language(name, False, True, Choice.AUTO)
+    assert form.reasoning is not None
+    begin, end = form.reasoning.begin, form.reasoning.end
+    assert texts.allows(f"{begin}I <b> see.{end}\n\nLet me look.\n{canonical(name)}")
+    assert not texts.allows(f"{begin}I <b> see.\n{canonical(name)}")
+
+
+EDITS = st.lists(
+    st.tuples(st.integers(0, 10**4), st.integers(0, 12), st.sampled_from([*' \n}"a1<[,', ""])),
+    min_size=1,
+    max_size=3,
+)  # fmt: skip
+
+
+@given(st.sampled_from(TOOL_FORMAT_NAMES), st.booleans(), st.booleans(), EDITS, st.text(max_size=4))
+def test_what_is_allowed_is_read_as_calls(
+    name: str, special: bool, required: bool, edits: list[tuple[int, int, str]], before: str
+) -> None:
+    form, texts = language(name, special, True, Choice.REQUIRED if required else Choice.AUTO)
+    text = before.encode("utf-8", "replace").decode() + canonical(name)
+    for at, count, put in edits:
+        at %= len(text) + 1
+        text = text[:at] + put + text[at + count :]
+    text = form.marks.marked(text)
+    if texts.allows(text):
+        found = parsed(form, text)
+        assert found.calls or not required
+        for call, _, arguments in found.calls:
+            jsonschema.validate(json.loads(arguments), SCHEMAS[call])
+        assert texts.form.tools is not None
+        if found.calls and required:
+            assert found.content == ""
+
+
+ARGUMENTS = st.fixed_dictionaries({"city": st.text(max_size=8)}, optional={"days": st.integers(-(10**6), 10**6)})
+
+
+@given(st.sampled_from(["hermes", "qwen3_coder", "glm45", "deepseek_v32", "lfm2", "gemma4", "mistral"]), ARGUMENTS)
+def test_all_arguments_can_be_written(name: str, arguments: dict[str, Any]) -> None:
+    form, texts = language(name, True, True, Choice.REQUIRED)
+    city, text = arguments["city"], canonical(name)
+    control = re.search(r"[\x00-\x07\x0b\x0e-\x1f\x7f]", city)
+    raw = name in ("qwen3_coder", "glm45", "deepseek_v32", "gemma4")
+    if control or (raw and (city.strip("\n") != city or "</" in city or "<|" in city)):
+        return
+    if "days" in arguments:
+        text = (
+            text.replace("3", str(arguments["days"]), 1)
+            if name != "deepseek_v32"
+            else text.replace('string="false">3', f'string="false">{arguments["days"]}')
+        )
+    else:
+        arguments = {**arguments, "days": 3}
+    written = city if raw else json.dumps(city, ensure_ascii=False)[1:-1]
+    text = form.marks.marked(text).replace("Paris", written)
+    assert texts.allows(text)
+    assert json.loads(parsed(form, text).calls[0][2]) == arguments
+
+
+def test_an_answer_behind_reasoning() -> None:
+    form = form_of("hermes", False)
+    structured = Structured.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    for prompt, begun in (("", "<think>\n"), ("<think>\n", "")):
+        wanted = form.form(ToolUse(), structured, prompt)
+        assert wanted is not None
+        texts = Language(wanted)
+        assert texts.allows(f'{begun}It is {{"b"}}.\n</think>\n\n{{"a": 1}}')
+        assert not texts.allows(f'{begun}It is.\n</think>\n\n{{"b": 1}}')
+        assert texts.allows('{"a": 1}') == (begun != "")
+    assert form.form(ToolUse(), structured, "<think>\n\n</think>\n\n") is None, "the whole output is the answer"
+    with_tools = form.form(tools(), structured, "</think>")
+    assert with_tools is not None
+    texts = Language(with_tools)
+    assert texts.allows('{"a": 1}')
+    assert texts.allows(canonical("hermes"))
+    assert not texts.allows("text")
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "why"),
+    [
+        ("hermes", {"type": "object", "properties": {"a": {"not": {}}}}, "not"),
+        ("hermes", {"type": "array"}, "arguments are an object"),
+        ("hermes", {"x-guidance": {}}, "options of the library"),
+        ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "pattern": "a+"}}},
+         "properties/a/pattern"),
+        ("qwen3_coder", {"type": "object", "properties": {"a\nb": {}}}, "cannot have this name"),
+        ("qwen3_coder", {"type": "object", "minProperties": 1}, "minProperties"),
+        ("glm45", {"type": "object", "required": ["b"]}, "is no property"),
+        ("lfm2", {"type": "object", "properties": {"a b": {}}}, "letters, digits"),
+        ("gemma4", {"type": "object", "properties": {"a": {}}}, "can have texts, numbers"),
+        ("gemma4", {"type": "object", "properties": {"a": True}}, "need a type"),
+    ],
+)  # fmt: skip
+def test_a_strict_schema_is_kept_or_refused_by_name(name: str, schema: dict[str, Any], why: str) -> None:
+    form = form_of(name, False)
+    good = Tool("good", parameters=json.dumps(SCHEMAS["get_time"]), strict=True)
+    for strict in (True, False):
+        bad = Tool("bad", parameters=json.dumps(schema), strict=strict)
+        wanted = form.form(ToolUse((good, bad), Choice.REQUIRED), None, "")
+        assert wanted is not None
+        checker = GrammarChecker()
+        try:
+            if strict:
+                with pytest.raises(GrammarRefused, match=re.escape(why)) as refused:
+                    checker.grammar(wanted.constraint(), "")
+                assert refused.value.field == "chat.tools[1].parameters"
+            else:
+                assert checker.grammar(wanted.constraint(), "")
+        finally:
+            checker.close()
+
+
+def test_a_tool_without_arguments() -> None:
+    for name in TOOL_FORMAT_NAMES:
+        form = form_of(name, False)
+        wanted = form.form(ToolUse((Tool("now", strict=True),), Choice.REQUIRED, "now"), None, "")
+        assert wanted is not None
+        assert not LLMatcher.validate_grammar(*_pair(wanted)), name
+
+
+def _pair(form: OutputForm) -> tuple[str, LLTokenizer]:
+    return output_grammar(form.constraint().text)
+
+
+def test_only_the_named_tool() -> None:
+    form = form_of("hermes", False)
+    wanted = form.form(tools(False, Choice.REQUIRED, name="get_time"), None, "")
+    assert wanted is not None
+    texts = Language(wanted)
+    first, _, second = canonical("hermes").partition("</tool_call>\n")
+    assert texts.allows(second)
+    assert not texts.allows(first + "</tool_call>")
+    assert len(CALLS) == 2

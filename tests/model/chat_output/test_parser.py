@@ -1,0 +1,204 @@
+"""The parser of tool calls and reasoning: forms of published models, and its laws over any text and any cuts."""
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.inputs.chat_output.chat_output import ChatOutput
+from model.inputs.chat_output.families import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
+from model.inputs.chat_output.parsed import Parsed
+from model.inputs.chat_output.parser import OutputParser
+from scheduler.tools import Tool, ToolUse
+from tests.support.written_calls import CALLS, SCHEMAS, SINGLE, WRITTEN
+
+TOOLS = ToolUse(tuple(Tool(name, parameters=json.dumps(schema)) for name, schema in SCHEMAS.items()))
+TOKENS = re.compile(r"<\|?/?[\w:▁]+\|?>|<\|\"\|>|<｜[\w▁]+｜>|｜DSML｜|\[/?[A-Z_]+\]")
+"""Texts in published forms that are single tokens of the models."""
+
+
+@dataclass
+class Whole:
+    content: str = ""
+    reasoning: str = ""
+    calls: list[list[str]] = field(default_factory=list)
+
+    def add(self, new: Parsed) -> None:
+        self.content += new.content
+        self.reasoning += new.reasoning
+        for part in new.calls:
+            if part.name:
+                self.calls.append([part.name, part.call_id, ""])
+            assert part.index == len(self.calls) - 1
+            self.calls[-1][2] += part.arguments
+
+
+def form_of(name: str, special: bool, reasoning: str = "") -> ChatOutput:
+    """special: the tokens of the form are special tokens, as in some published tokenizers."""
+    tokens = dict.fromkeys(TOKENS.findall(WRITTEN.get(name, "") + "<think></think>")) if special else ()
+    kept = [token for token in tokens if token not in ("<invoke>",)]
+    reasoning = reasoning or (name if name in REASONING_FORMAT_NAMES else "think")
+    return ChatOutput.of("", {1000 + i: token for i, token in enumerate(kept)}, name, reasoning)
+
+
+def parsed(form: ChatOutput, text: str, cuts: list[int] | None = None, prompt: str = "") -> Whole:
+    parsing = form.parsing(TOOLS, SCHEMAS, prompt, lambda number: f"id{number}")
+    assert parsing is not None
+    parser, whole, text = OutputParser(parsing), Whole(), form.marks.marked(text)
+    ends = [*sorted({cut % (len(text) + 1) for cut in cuts or ()}), len(text)]
+    for start, end in zip([0, *ends], ends, strict=False):
+        whole.add(parser.push(text[start:end]))
+    whole.add(parser.end())
+    return whole
+
+
+def expected(name: str) -> list[tuple[str, dict[str, Any]]]:
+    return CALLS[:1] if name in SINGLE else CALLS
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", TOOL_FORMAT_NAMES)
+def test_published_forms(name: str, special: bool) -> None:
+    found = parsed(form_of(name, special), WRITTEN[name])
+    assert [(call, json.loads(arguments)) for call, _, arguments in found.calls] == expected(name)
+    assert (found.content, found.reasoning) == ("", "")
+
+
+@pytest.mark.parametrize("name", [name for name in TOOL_FORMAT_NAMES if name not in ("harmony", "pythonic", "llama3")])
+def test_text_and_reasoning_before_calls(name: str) -> None:
+    found = parsed(form_of(name, False, "think"), "<think>\nI see: <b> .\n</think>\n\nLet me look.\n" + WRITTEN[name])
+    assert (found.content, found.reasoning) == ("Let me look.", "I see: <b> .")
+    assert len(found.calls) == len(CALLS)
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", TOOL_FORMAT_NAMES)
+def test_arguments_that_are_cut_off_do_not_look_whole(name: str, special: bool) -> None:
+    form = form_of(name, special)
+    text = form.marks.marked(WRITTEN[name])
+    for end in range(len(text)):
+        for (_, _, arguments), (_, whole) in zip(parsed(form, text[:end]).calls, expected(name), strict=False):
+            with suppress(ValueError):
+                assert json.loads(arguments) == whole, text[:end]
+
+
+FRAGMENTS = [
+    "<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "get_time", "arguments": {"tz": "U\\"TC"}}', "\n",
+    " ", "text", '{"name"', "}", '"', "<function=get_time>", "<parameter=tz>", "</parameter>", "</function>", "[", "]",
+    "get_time(", "tz='x'", ")", ",", "[TOOL_CALLS]", "[ARGS]", "{}", "<|channel|>", "analysis", "<|message|>",
+    "commentary to=functions.get_time", "<|end|>", "<arg_key>tz</arg_key>", "<arg_value>", "<tool_", "<", "\\",
+    "<|tool_call>call:get_time{", 'tz:<|"|>', '<|"|>', "<tool_call|>", "<|channel>thought\n", "<channel|>", "🙂",
+]  # fmt: skip
+NAMES = ["hermes", "qwen3_coder", "glm45", "mistral", "mistral_v3", "pythonic", "llama3", "harmony", "gemma4", "lfm2"]
+
+
+@given(st.sampled_from(NAMES), st.booleans(), st.lists(st.sampled_from(FRAGMENTS), max_size=24),
+       st.lists(st.integers(0, 10**4), max_size=30), st.booleans())  # fmt: skip
+def test_cuts_make_no_difference(name: str, special: bool, fragments: list[str], cuts: list[int], thinks: bool) -> None:
+    form, text = form_of(name, special), "".join(fragments)
+    prompt = "".join(form.literal(form.reasoning.begin)) if thinks and form.reasoning else ""
+    assert parsed(form, text, cuts, prompt) == parsed(form, text, None, prompt)
+
+
+@given(st.sampled_from(NAMES), st.lists(st.sampled_from(FRAGMENTS), max_size=24))
+def test_what_is_no_call_is_text(name: str, fragments: list[str]) -> None:
+    """Nothing is lost: without a call and without reasoning the content is the text."""
+    text = "".join(fragments)
+    found, form = parsed(form_of(name, False), text), form_of(name, False)
+    assert form.reasoning is not None
+    markers = (form.reasoning.begin.strip(), *form.reasoning.dropped)
+    if not found.calls and not any(marker in text for marker in markers):
+        assert found.content == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("hermes", '<tool_call>{"arguments":{"tz":"a"},"name":"get_time"}</tool_call>', {"tz": "a"}),
+        ("hermes", '<tool_call> { "name" : "get_time" } </tool_call>', {}),
+        ("hermes", '<tool_call>{"name": "get_time", "arguments": "{\\"tz\\": \\"b\\"}"}</tool_call>', {"tz": "b"}),
+        ("hermes", '<tool_call>{"id": 3, "name": "get_time", "arguments": {"a": [1, {"b": "}"}]}}',
+         {"a": [1, {"b": "}"}]}),
+        ("qwen3_coder", "<tool_call><function=get_time><parameter=tz> a\nb </parameter></function></tool_call>",
+         {"tz": " a\nb "}),
+        ("qwen3_coder", "<tool_call><function=get_weather><parameter=days>\nNone\n</parameter></function></tool_call>",
+         {"days": None}),
+        ("qwen3_coder", "<tool_call>\n<function=x>\n<parameter=y>\n{'a': True}\n</parameter>\n</function></tool_call>",
+         {"y": {"a": True}}),
+        ("qwen3_coder", "<tool_call>\n<function=get_time>\n</function>\n</tool_call>", {}),
+        ("glm47", "<tool_call>get_time</tool_call>", {}),
+        ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_time:7<|tool_call_argument_begin|>"
+         '{"tz": "ü"}', {"tz": "ü"}),
+        ("olmo3", "<function_calls>\nget_time(tz='it\\'s', n=[1, 2.5], o=None, p={'a': \"b\"})\n</function_calls>",
+         {"tz": "it's", "n": [1, 2.5], "o": None, "p": {"a": "b"}}),
+        ("gemma4", '<|tool_call>call:get_time{a:{b:[<|"|>x, y}<|"|>,2]},tz:<|"|>q"\'<|"|>}<tool_call|>',
+         {"a": {"b": ["x, y}", 2]}, "tz": "q\"'"}),
+        ("harmony", ' to=functions.get_time<|channel|>commentary json<|message|>{"tz": "z"}', {"tz": "z"}),
+    ],
+)  # fmt: skip
+def test_ways_of_writing(name: str, text: str, arguments: dict[str, Any]) -> None:
+    found = parsed(form_of(name, False), text)
+    assert [json.loads(call[2]) for call in found.calls] == [arguments]
+    assert found.content == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", "<tool_call>no JSON</tool_call>"),
+        ("hermes", '<tool_call>{"name": "bad name!", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "get_time", "arguments": [1]}</tool_call>'),
+        ("mistral", "[TOOL_CALLS]get_time{}"),
+        ("pythonic", "[link](https://x.y)"),
+        ("pythonic", "[unknown(a=1)]"),
+        ("llama3", '{"name": "unknown", "parameters": {}}'),
+        ("llama3", 'It is {"name": "get_time", "parameters": {}}'),
+        ("gemma4", "<|tool_call>call:get_time(x)"),
+        ("harmony", "He went to=functions.get_time and back"),
+    ],
+)
+def test_what_looks_like_a_call_is_text(name: str, text: str) -> None:
+    found = parsed(form_of(name, False), text)
+    assert (found.content, found.calls) == (text, [])
+
+
+def test_a_special_token_is_no_text_and_text_is_no_special_token() -> None:
+    form = form_of("mistral", True)
+    parsing = form.parsing(TOOLS, SCHEMAS, "", str)
+    assert parsing is not None
+    whole, parser = Whole(), OutputParser(parsing)
+    whole.add(parser.push('[TOOL_CALLS]get_time[ARGS]{"tz": "a"}'))  # letters, as a user may have written them
+    whole.add(parser.end())
+    assert whole.content == '[TOOL_CALLS]get_time[ARGS]{"tz": "a"}'
+    assert not whole.calls
+
+
+def test_reasoning_that_the_template_began() -> None:
+    form = form_of("hermes", False)
+    found = parsed(form, "so\n</think>\n\nyes", prompt="<|im_start|>assistant\n<think>\n")
+    assert (found.reasoning, found.content) == ("so", "yes")
+    closed = parsed(form, "yes", prompt="<think>\n\n</think>\n\n")
+    assert (closed.reasoning, closed.content) == ("", "yes")
+
+
+def test_reasoning_that_does_not_end() -> None:
+    found = parsed(form_of("hermes", False), "<think>\n<tool_call> a \n")
+    assert (found.reasoning, found.content, found.calls) == ("<tool_call> a \n", "", [])
+
+
+def test_harmony() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        "<|start|>assistant" + WRITTEN["harmony"]
+    )
+    for special in (False, True):
+        found = parsed(form_of("harmony", special), text)
+        assert (found.reasoning, found.content, len(found.calls)) == ("Hm.", "I look.", 1)
+        final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes"
+        found = parsed(form_of("harmony", special), final)
+        assert (found.reasoning, found.content) == ("Hm.", "Yes")

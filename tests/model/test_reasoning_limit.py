@@ -1,0 +1,76 @@
+"""The bound on reasoning against its plain statement, and with the other controls of a request."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.sampling.builtin_processors import BUILT_IN, ReasoningLimit
+from model.sampling.processor_rows import ProcessorRows
+from scheduler.controls import Controls, LogitsParams
+from scheduler.step import Join
+from tests.support.planted import plant
+
+VOCABULARY = 8
+NO_PROMPT = np.zeros(0, np.int32)
+
+
+def reasoning_of(tokens: list[int], begin: list[int], end: list[int], reasons: bool) -> list[int]:
+    """Lengths of all reasoning in an output, the tokens of its end not counted."""
+    lengths, start, at = list[int](), 0, 0
+    while at < len(tokens):
+        marker = end if reasons else begin
+        at += 1
+        if at - start >= len(marker) and tokens[at - len(marker) : at] == marker:
+            if reasons:
+                lengths.append(at - start - len(marker))
+            reasons, start = not reasons, at
+    return [*lengths, len(tokens) - start] if reasons else lengths
+
+
+MARKERS = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=3)
+
+
+@given(MARKERS, MARKERS, st.integers(0, 6), st.booleans(), st.integers(0, 2**32 - 1))
+def test_it_ends_in_time(begin: list[int], end: list[int], most: int, reasons: bool, seed: int) -> None:
+    chance, tokens = np.random.default_rng(seed), list[int]()
+    params = LogitsParams(
+        reasoning_tokens=most, reasoning_begin=tuple(begin), reasoning_end=tuple(end), reasons=reasons
+    )
+    limit = ReasoningLimit.of(params, NO_PROMPT)
+    assert limit is not None
+    for position in range(40):
+        logits = limit.apply(torch.zeros(VOCABULARY), position)
+        allowed = torch.nonzero(logits > -torch.inf).flatten().tolist()
+        assert len(allowed) in (1, VOCABULARY)
+        tokens.append(int(chance.choice(allowed)))
+        limit.drew(tokens[-1])
+    lengths = reasoning_of(tokens, begin, end, reasons)
+    assert all(length <= most + len(end) - 1 for length in lengths)
+    if len(end) == 1:
+        assert all(length <= most for length in lengths)
+
+
+def test_its_end_is_drawn_though_another_control_forbids_it() -> None:
+    rows = ProcessorRows(2)
+    for row, bound in enumerate((2, -1)):
+        params = LogitsParams(
+            allowed=(3, 4), reasoning_tokens=bound, reasoning_begin=(1,), reasoning_end=(2,), reasons=True
+        )
+        controls = Controls(1.0, 1.0, 0, 0.0, 0, logits_params=params)
+        rows.join(Join(row=row, controls=controls, tokens=np.array([3, 4], np.int32), prompt_count=0))
+    changed = rows.apply(torch.zeros(2, VOCABULARY), np.array([0, 1]), np.array([2, 2]))
+    assert torch.nonzero(changed[0] > -torch.inf).flatten().tolist() == [2]
+    assert torch.nonzero(changed[1] > -torch.inf).flatten().tolist() == [3, 4]
+
+
+def test_without_a_bound_there_is_none() -> None:
+    assert ReasoningLimit.of(LogitsParams(), NO_PROMPT) is None
+    assert BUILT_IN[-1] is ReasoningLimit
+
+
+def test_harness_catches_a_bound_that_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, ReasoningLimit, "drew", lambda _: lambda limit, token: None)
+    with pytest.raises(AssertionError):
+        test_it_ends_in_time()
