@@ -10,7 +10,8 @@ from typing import Any
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.client.security import Metadata
-from rpc.gateway.logprobs import PromptLogprobs, ids_in, prompt_logprobs
+from rpc.frontend.pacing import Work
+from rpc.gateway.logprobs import PromptLogprobs, answer_as_json, ids_in, prompt_logprobs
 from rpc.gateway.schema import CommonRequest
 from rpc.gateway.served import ServedModels
 
@@ -86,6 +87,8 @@ class ApiResponse(ABC):
         asked: The request.
         model: Name of the model that answers.
         fingerprint: Fingerprint of that model; None if no server has reported it.
+        response_id: Id of the response.
+        created: Time of the request, in seconds since 1970.
     """
 
     prompt_in_choices: bool
@@ -98,7 +101,7 @@ class ApiResponse(ABC):
         self.asked, self._served, self._metadata = asked, served, metadata
         self.model = asked.model or ""
         self.fingerprint: str | None = None
-        self._id, self._created = self.prefix + (asked.request_id or secrets.token_hex(12)), int(time.time())
+        self.response_id, self.created = self.prefix + (asked.request_id or secrets.token_hex(12)), int(time.time())
         self._stop_ids = frozenset(asked.stop_token_ids or ())
         self._usages: dict[int, pb.Usage] = {}
         self._prompts: dict[int, pb.PromptInfo] = {}
@@ -125,9 +128,9 @@ class ApiResponse(ABC):
     def heading(self, kind: str) -> dict[str, Any]:
         """Returns the first fields of each object of this response."""
         return {
-            "id": self._id,
+            "id": self.response_id,
             "object": kind,
-            "created": self._created,
+            "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
@@ -204,6 +207,10 @@ class ApiResponse(ABC):
             "prompt_tokens_details": {"cached_tokens": sum(u.cached_prompt_tokens for u in usages)},
             "completion_tokens_details": {"reasoning_tokens": sum(u.reasoning_tokens for u in usages)},
         }
+
+    def body(self, pieces: Iterable[Piece]) -> Work[bytes]:
+        """Returns paced work that makes the whole response's body."""
+        return answer_as_json(self.whole(pieces))
 
     def whole(self, pieces: Iterable[Piece]) -> dict[str, Any]:
         """Returns the whole response of all pieces."""

@@ -19,8 +19,11 @@ from rpc.gateway.errors import ApiError
 from rpc.gateway.exchange import HttpExchange, failures_to
 from rpc.gateway.logprobs import as_json
 from rpc.gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from rpc.gateway.responses import ModelResponse, ResponseEvents
+from rpc.gateway.responses_schema import read_responses
 from rpc.gateway.served import ServedModels
 from rpc.gateway.settings import GatewaySettings
+from rpc.gateway.sse import Events
 from rpc.gateway.upstream import Upstream
 from rpc.gateway.watching import RequestObserver
 
@@ -39,8 +42,17 @@ class Gateway:
         parts = upstream, served, Bodies(settings)
         questions = InfoRoutes(upstream, served)
         routes = [
-            Route("/v1/completions", Endpoint(CompletionRequest, CompletionResponse, *parts), methods=["POST"]),
-            Route("/v1/chat/completions", Endpoint(ChatRequest, ChatResponse, *parts), methods=["POST"]),
+            Route(
+                "/v1/completions",
+                Endpoint(CompletionRequest.model_validate, CompletionResponse, Events, *parts),
+                methods=["POST"],
+            ),
+            Route(
+                "/v1/chat/completions",
+                Endpoint(ChatRequest.model_validate, ChatResponse, Events, *parts),
+                methods=["POST"],
+            ),
+            Route("/v1/responses", Endpoint(read_responses, ModelResponse, ResponseEvents, *parts), methods=["POST"]),
             Route("/v1/models", InfoRoute(questions.models), methods=["GET"]),
             Route("/v1/models/{name:path}", InfoRoute(questions.model), methods=["GET"]),
             Route("/health", InfoRoute(questions.health), methods=["GET"]),

@@ -1,7 +1,8 @@
 """POST of either endpoint: reads the request, asks the servers, sends the response whole or as events."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
+from typing import Any, Protocol
 
 import grpc
 from pydantic import ValidationError
@@ -15,21 +16,33 @@ from rpc.gateway.answers import ApiResponse, Piece
 from rpc.gateway.bodies import Bodies
 from rpc.gateway.errors import ApiError, of_call, of_validation
 from rpc.gateway.exchange import HttpExchange
-from rpc.gateway.logprobs import answer_as_json
 from rpc.gateway.overlong import for_prompt
 from rpc.gateway.parameters import names_of
 from rpc.gateway.schema import CommonRequest
 from rpc.gateway.served import ServedModels
-from rpc.gateway.sse import DONE, Events, error_event
 from rpc.gateway.upstream import Upstream, merged
+
+
+class EventEncoder(Protocol):
+    """Encodes the events of one response."""
+
+    def encode(self, pieces: Iterable[Piece]) -> bytes:
+        """Returns the events of some pieces, concatenated."""
+
+    def end(self) -> bytes:
+        """Returns the last events."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """Returns the event of a failure that came after the first one."""
 
 
 class Endpoint:
     """One endpoint as an ASGI application.
 
     Args:
-        schema: Class of its requests.
+        read: Reads a request from the JSON value of a body.
         response: Class of its responses.
+        encoder: Makes the encoder of a response's events.
         upstream: The servers.
         served: Models and token texts of the servers.
         bodies: Limits of request bodies, shared by all endpoints.
@@ -37,13 +50,14 @@ class Endpoint:
 
     def __init__(
         self,
-        schema: type[CommonRequest],
-        response: type[ApiResponse],
+        read: Callable[[object], CommonRequest],
+        response: Callable[[Any, ServedModels, Metadata], ApiResponse],
+        encoder: Callable[[Any], EventEncoder],
         upstream: Upstream,
         served: ServedModels,
         bodies: Bodies,
     ) -> None:
-        self._schema, self._response_class = schema, response
+        self._read, self._response, self._encoder = read, response, encoder
         self._upstream, self._served, self._bodies = upstream, served, bodies
         self._pacer = Pacer()
 
@@ -55,7 +69,7 @@ class Endpoint:
             asked = self._asked(await self._bodies.read(body, exchange.headers, exchange.receive))
             if asked.request_id is not None:
                 exchange.adopt(asked.request_id)
-            response = self._response_class(asked, self._served, metadata)
+            response = self._response(asked, self._served, metadata)
             self._bodies.admit(body, response.calls)
             await exchange.while_there(self._respond(exchange, response, metadata))
 
@@ -64,7 +78,7 @@ class Endpoint:
         if not isinstance(value, dict):
             raise ApiError(400, "the body must be a JSON object")
         try:
-            return self._schema.model_validate(value)
+            return self._read(value)
         except ValidationError as error:
             raise of_validation(error) from None
 
@@ -115,7 +129,7 @@ class Endpoint:
         pieces: list[Piece] = []
         async for position, message in messages:
             pieces += await response.pieces_of(position, message)
-        await exchange.reply(200, await self._pacer.run(answer_as_json(response.whole(pieces))))
+        await exchange.reply(200, await self._pacer.run(response.body(pieces)))
 
     async def _send_events(
         self,
@@ -124,7 +138,7 @@ class Endpoint:
         messages: AsyncGenerator[tuple[int, pb.StreamGenerateResponse], None],
     ) -> None:
         """Sends pieces as events. A failure before the first message is a response of its own, a later one an event."""
-        events = Events(response)
+        events = self._encoder(response)
         try:
             async for position, message in messages:
                 made = events.encode(await response.pieces_of(position, message))
@@ -132,7 +146,7 @@ class Endpoint:
                     await exchange.begin_events()
                 if made:
                     await exchange.write(made)
-            await exchange.write(events.usage() + DONE, more=False)
+            await exchange.write(events.end(), more=False)
         except (ApiError, grpc.RpcError) as error:
             if not exchange.begun:
                 raise
@@ -142,4 +156,4 @@ class Endpoint:
                 else of_call(failure_of(error), names_of(response.asked), response.asked.longest)
             )
             exchange.stats.error = failure.code or failure.kind
-            await exchange.write(error_event(failure.body), more=False)
+            await exchange.write(events.failed(failure), more=False)

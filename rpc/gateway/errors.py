@@ -149,7 +149,7 @@ FUNCTIONS = (
     (re.compile(r"^chat\.tools(\[\d+\])\.(\w+)$"), r"chat.tools\1.function.\2"),
     (re.compile(r"\.tool_calls(\[\d+\])\.(name|arguments)$"), r".tool_calls\1.function.\2"),
 )
-"""What stands in an inner object at OpenAI."""
+"""What stands in an inner object in OpenAI's chats, and not in its responses."""
 
 
 def translated(field: str, names: Mapping[str, str]) -> str | None:
@@ -159,7 +159,7 @@ def translated(field: str, names: Mapping[str, str]) -> str | None:
         message, part, image, other = parts.groups()
         inside = f".content[{part}]" + (".image_url" if image else "") if part else f".{other}" if other else ""
         return f"messages[{message}]{inside}"
-    for pattern, ours in FUNCTIONS:
+    for pattern, ours in FUNCTIONS if names.get("chat.messages") == "messages" else ():
         field = pattern.sub(ours, field)
     for theirs in sorted(names, key=len, reverse=True):
         rest = field[len(theirs) :]

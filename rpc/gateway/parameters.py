@@ -58,7 +58,7 @@ def names_of(asked: CommonRequest, position: int = 0) -> dict[str, str]:
         own["text"] = own["token_ids"] = f"prompt[{position}]"
     for name, constraint in asked.constraints.items():
         own[f"structured_output.{constraint.WhichOneof('constraint')}"] = own["structured_output"] = name
-    return {theirs: ours for ours, theirs in SAME.items()} | OTHERS | own
+    return {theirs: ours for ours, theirs in SAME.items()} | OTHERS | own | dict(asked.own_names)
 
 
 def chat_spec(asked: ChatRequest) -> pb.GenerationSpec:

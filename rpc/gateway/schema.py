@@ -1,5 +1,6 @@
 """Fields that the requests of both endpoints share, under OpenAI's names, else vLLM's."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -76,6 +77,11 @@ class CommonRequest(RegularFields, Constrained, Hints, NotServed):
         if len(self.constraints) > 1:
             raise ApiError(400, "response_format and structured_outputs exclude each other", "structured_outputs")
         return self
+
+    @property
+    def own_names(self) -> Mapping[str, str]:
+        """The client's names of the spec's fields, where they are other than those of its endpoint's kin."""
+        return {}
 
     @property
     def sequences(self) -> int:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
 
-TRACED = ("/v1/completions", "/v1/chat/completions")
+TRACED = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 
 class GatewaySpans:

@@ -11,6 +11,7 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from rpc.gateway.answers import ApiResponse, Extra, Piece
+from rpc.gateway.errors import ApiError
 from rpc.gateway.logprobs import as_json
 
 DONE = b"data: [DONE]\n\n"
@@ -84,17 +85,16 @@ class Events:
         values = (*counts, sum(counts))
         return b',"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % values
 
-    def usage(self) -> bytes:
-        """Returns the last event, with the token counts; b"" if the client does not want it."""
+    def end(self) -> bytes:
+        """Returns the last events: token counts, if the client wants them, and the end of the stream."""
         if not self._response.asked.includes_usage:
-            return b""
-        return self._head + b'],"usage":' + as_json(self._response.usage()) + b"}\n\n"
+            return DONE
+        return self._head + b'],"usage":' + as_json(self._response.usage()) + b"}\n\n" + DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        """Returns the event of a failure that came after the first one."""
+        return b"event: error\ndata: " + error.body + b"\n\n"
 
 
 def _field(name: bytes, value: list[int] | None) -> bytes:
     return b"" if value is None else b',"%b":' % name + as_json(value)
-
-
-def error_event(body: bytes) -> bytes:
-    """Returns an event of type "error" with a JSON body."""
-    return b"event: error\ndata: " + body + b"\n\n"

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 
 from quire.v1 import generation_service_pb2 as pb
 
-ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/version", "/metrics")
+ENDPOINTS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/models",
+    "/health",
+    "/version",
+    "/metrics",
+)
 OTHER = "other"
 CLIENT_LEFT = 499  # nginx's status for a client that left before its answer began
 

@@ -18,7 +18,7 @@ from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest
 from rpc.gateway.completions import CompletionResponse
 from rpc.gateway.logprobs import LEAST, answer_as_json, likeliest
-from rpc.gateway.sse import Events
+from rpc.gateway.sse import DONE, Events
 
 WORDS = {1: "one", 2: " two", 3: "\ufffd", 4: '"\\\n\u2028é', 5: "one"}
 CHAT = {"messages": [{"role": "user", "content": "A"}], "model": "m"}
@@ -87,7 +87,8 @@ def test_chunks_are_what_openai_makes_of_them() -> None:
         (0, message(pb.SequenceDelta(text="c", finish_reason=END), prompt=7, out=3)),
     )
     chunks = [
-        ChatCompletionChunk.model_validate(e, strict=True) for e in parsed(events.encode(pieces) + events.usage())
+        ChatCompletionChunk.model_validate(e, strict=True)
+        for e in parsed(events.encode(pieces) + events.end().removesuffix(DONE))
     ]
     shown = [(c.choices[0].index, c.choices[0].delta.role, c.choices[0].delta.content) for c in chunks[:-1]]
     assert shown == [

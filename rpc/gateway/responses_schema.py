@@ -1,0 +1,321 @@
+"""Schema of the requests of POST /v1/responses, and the chat that each one is.
+
+Nothing is stored: a request has its whole conversation in `input`, as clients with `store: false` send it.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
+
+from rpc.gateway.chat_schema import MOST_MESSAGES, ChatRequest
+from rpc.gateway.errors import ApiError
+from rpc.gateway.fields import MOST_KEYS, Strict, Uint32, among, only
+from rpc.gateway.tools import MOST_TOOLS
+
+MOST_PARTS = 2**12
+
+NAMES = {"chat.messages": "input", "chat": "input", "stopping.max_tokens": "max_output_tokens"}
+"""Names of fields that are other than in chats."""
+
+
+class TextPart(Strict):
+    """A text of a message."""
+
+    type: Literal["input_text", "output_text", "text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+    annotations: Any = None  # of answers that a client sends back, as the next one
+    logprobs: Any = None
+
+
+class ImagePart(Strict):
+    """An image of a message, as a data URL."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Any = None
+    file_id: Annotated[Any, only()] = None
+
+
+def _parts(value: Any) -> Any:
+    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+
+
+Parts = Annotated[list[TextPart | ImagePart], Field(fail_fast=True, max_length=MOST_PARTS), BeforeValidator(_parts)]
+
+
+class MessageItem(Strict):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Annotated[str, among("user", "assistant", "system", "developer")]
+    content: Parts
+    id: Any = None  # of answers that a client sends back, as the next ones
+    status: Any = None
+    phase: Any = None
+
+    def turn(self) -> dict[str, Any]:
+        """Returns it as a chat has it."""
+        parts = [_chat_part(part) for part in self.content]
+        plain = all(part["type"] == "text" for part in parts)
+        role = "system" if self.role == "developer" else self.role  # templates know no developers
+        return {"role": role, "content": "".join(part["text"] for part in parts) if plain else parts}
+
+
+def _chat_part(part: TextPart | ImagePart) -> dict[str, Any]:
+    if isinstance(part, ImagePart):
+        return {"type": "image_url", "image_url": {"url": part.image_url}}
+    return {"type": "text", "text": part.text or part.refusal or ""}
+
+
+class CallItem(Strict):
+    """A call that the model has made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: Any = None
+    status: Any = None
+
+
+class ResultItem(Strict):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Parts
+    id: Any = None
+    status: Any = None
+
+
+class ThoughtPart(Strict):
+    """A part of reasoning."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(Strict):
+    """Reasoning that the model has written before."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ThoughtPart], Field(max_length=MOST_PARTS)] | None = None
+    summary: Annotated[list[ThoughtPart], Field(max_length=MOST_PARTS)] | None = None
+    id: Any = None
+    status: Any = None
+    encrypted_content: Annotated[Any, only("")] = None
+
+
+KINDS = {
+    "message": MessageItem,
+    "function_call": CallItem,
+    "function_call_output": ResultItem,
+    "reasoning": ReasoningItem,
+}
+
+
+def _kind(value: Any) -> str:
+    kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", "")
+    return kind if isinstance(kind, str) else ""
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind, "item", f"must be an item of a type that is served: {', '.join(KINDS)}"),
+]
+
+
+def _items(value: Any) -> Any:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class FunctionTool(Strict):
+    """A function that the model may call."""
+
+    type: Annotated[str, among("function")]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def chat_tool(self) -> dict[str, Any]:
+        """Returns it as a chat has it."""
+        return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
+
+
+class ToolName(Strict):
+    """The only function that is called."""
+
+    type: Annotated[str, among("function")]
+    name: str
+
+
+class TextFormat(Strict):
+    """Form of the answer."""
+
+    type: Annotated[str, among("text", "json_object", "json_schema")]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    def chat_format(self) -> dict[str, Any]:
+        """Returns it as a chat has it."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        return {"type": self.type, "json_schema": {"name": self.name, "schema": self.schema_, "strict": self.strict}}
+
+
+class TextOptions(Strict):
+    """Options of the answer's text."""
+
+    format: TextFormat | None = None
+    verbosity: Any = None  # a hint
+
+
+class ReasoningOptions(Strict):
+    """Options of the reasoning. max_tokens: Quire's own, as in chats."""
+
+    effort: Annotated[str, among("none", "minimal", "low", "medium", "high", "xhigh", "max")] | None = None
+    max_tokens: Uint32 | None = None
+    summary: Any = None  # a hint: reasoning is shown as it is
+    generate_summary: Any = None
+
+
+class ResponsesRequest(Strict):
+    """A request for a response."""
+
+    model: str | None = None
+    input: Annotated[list[Item], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES), BeforeValidator(_items)]
+    instructions: str | None = None
+    max_output_tokens: Uint32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
+    tool_choice: Annotated[str, among("auto", "none", "required")] | ToolName | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+
+    # Hints
+    user: Any = None
+    safety_identifier: Any = None
+    metadata: Annotated[dict[str, Any] | None, Field(max_length=MOST_KEYS)] = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    include: Annotated[list[str] | None, Field(max_length=MOST_KEYS)] = None  # more of the answer than there is
+    store: bool | None = None  # nothing is: a response says so
+    stream_options: Any = None
+    max_tool_calls: Any = None  # of tools that a server runs itself
+    top_logprobs: Annotated[Any, only(0)] = None
+
+    # Refused unless they ask for nothing
+    background: Annotated[Any, only(False)] = None
+    conversation: Annotated[Any, only()] = None
+    previous_response_id: Annotated[Any, only()] = None
+    prompt: Annotated[Any, only()] = None
+    truncation: Annotated[Any, only("disabled")] = None
+    moderation: Annotated[Any, only()] = None
+    context_management: Annotated[Any, only([])] = None
+
+    # vLLM's, as in chats
+    seed: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    stop: Any = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    repetition_penalty: float | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=MOST_KEYS)
+
+    @model_validator(mode="after")
+    def _with_tools(self) -> "ResponsesRequest":
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise ApiError(400, "tool_choice goes with tools alone", "tool_choice")
+        return self
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Returns the turns of the chat: an assistant's reasoning, text and calls are one turn."""
+        turns: list[dict[str, Any]] = []
+        if self.instructions:
+            turns.append({"role": "system", "content": self.instructions})
+        turn: dict[str, Any] | None = None  # of an assistant, which may go on
+        for item in self.input:
+            if (
+                isinstance(item, MessageItem)
+                and item.role == "assistant"
+                and turn is not None
+                and "content" not in turn
+            ):
+                turn |= item.turn()
+            elif isinstance(item, MessageItem):
+                turns.append(item.turn())
+                turn = turns[-1] if item.role == "assistant" else None
+            elif isinstance(item, ResultItem):
+                parts = [_chat_part(part) for part in item.output]
+                text = "".join(part.get("text", "") for part in parts)
+                turns.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+                turn = None
+            else:
+                if turn is None:
+                    turns.append(turn := {"role": "assistant"})
+                self._add(turn, item)
+        return turns
+
+    @staticmethod
+    def _add(turn: dict[str, Any], item: CallItem | ReasoningItem) -> None:
+        if isinstance(item, CallItem):
+            function = {"name": item.name, "arguments": item.arguments}
+            turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+        else:
+            text = "".join(part.text for part in item.content or item.summary or ())
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+
+
+SAME = (
+    "model", "temperature", "top_p", "stream", "parallel_tool_calls", "seed", "top_k", "min_p", "stop", "priority",
+    "cache_salt", "request_id", "repetition_penalty", "chat_template_kwargs",
+)  # fmt: skip
+
+
+class ResponsesChat(ChatRequest):
+    """A request for a response as a chat."""
+
+    _asked: ResponsesRequest = PrivateAttr()
+
+    @property
+    def asked(self) -> ResponsesRequest:
+        """The request itself."""
+        return self._asked
+
+    @property
+    def own_names(self) -> Mapping[str, str]:
+        return NAMES
+
+
+def read_responses(value: object) -> ResponsesChat:
+    """Reads a body. Raises ValidationError, ApiError."""
+    asked = ResponsesRequest.model_validate(value)
+    body: dict[str, Any] = {name: getattr(asked, name) for name in SAME if getattr(asked, name) is not None}
+    body |= {"messages": asked.messages(), "max_completion_tokens": asked.max_output_tokens}
+    if asked.tools:
+        body["tools"] = [tool.chat_tool() for tool in asked.tools]
+        choice = asked.tool_choice
+        body["tool_choice"] = (
+            {"type": "function", "function": {"name": choice.name}} if isinstance(choice, ToolName) else choice
+        )
+    if asked.text is not None and asked.text.format is not None:
+        body["response_format"] = asked.text.format.chat_format()
+    if asked.reasoning is not None:
+        body["reasoning"] = {"effort": asked.reasoning.effort, "max_tokens": asked.reasoning.max_tokens}
+    chat = ResponsesChat.model_validate(body)
+    chat._asked = asked
+    return chat
