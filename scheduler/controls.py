@@ -13,7 +13,8 @@ class LogitsParams:
     of a user's own processors, which come after these, (name, JSON object). grammar: a constraint on the whole output,
     which comes last (`model.inputs.grammars`), "" for none. grammar_salt: with whom its compiled form is shared.
     reasoning_tokens: most tokens of reasoning, -1 for any number; it comes before the processors of a user. Reasoning
-    is what stands between the tokens `reasoning_begin` and `reasoning_end`; reasons: the output begins within it.
+    is what stands between the tokens `reasoning_begin` and `reasoning_end`; reasons: the output begins within it;
+    reasons_again: it may also begin later.
     """
 
     allowed: tuple[int, ...] = ()
@@ -31,6 +32,7 @@ class LogitsParams:
     reasoning_begin: tuple[int, ...] = ()
     reasoning_end: tuple[int, ...] = ()
     reasons: bool = False
+    reasons_again: bool = False
 
 
 NO_LOGITS_PARAMS = LogitsParams()

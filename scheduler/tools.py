@@ -105,6 +105,10 @@ def object_of(text: str, name: str) -> dict[str, object]:
         raise InvalidRequest(name, text, f"must be a JSON object: {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest(name, text, "must be a JSON object")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(name, text, "has a lone surrogate, which is no character") from None
     return value
 
 

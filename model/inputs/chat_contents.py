@@ -10,7 +10,6 @@ from typing import Any
 
 from model.inputs.chat_renderer import ChatFailed, ChatRenderer
 from scheduler.prompts import ChatMessage, ImageHere
-from scheduler.tools import Tool, object_of
 
 PROBE = "quire-probe"
 
@@ -52,47 +51,8 @@ def template_messages(messages: Sequence[ChatMessage], form: Contents, marker: s
         messages: The conversation.
         form: Form that the template reads.
         marker: Text that stands for an image in a string.
-
-    Raises:
-        InvalidRequest: Arguments of a tool call are no JSON object.
     """
-    return [
-        {"role": message.role, "content": _content(message, form, marker)} | _others(message, f"chat.messages[{i}]")
-        for i, message in enumerate(messages)
-    ]
-
-
-def _others(message: ChatMessage, path: str) -> dict[str, Any]:
-    """Returns the other fields of a message that has some, under the names that templates read."""
-    fields = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": message.reasoning}
-    made: dict[str, Any] = {name: value for name, value in fields.items() if value}
-    if message.tool_calls:
-        made["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": object_of(call.arguments, f"{path}.tool_calls[{j}].arguments"),
-                },
-            }
-            for j, call in enumerate(message.tool_calls)
-        ]
-    return made
-
-
-def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    """Returns tools for a template; None for none.
-
-    Raises:
-        InvalidRequest: Parameters are no JSON object.
-    """
-    made = []
-    for i, tool in enumerate(tools):
-        parameters = object_of(tool.parameters, f"chat.tools[{i}].parameters") or {"type": "object", "properties": {}}
-        described = {"description": tool.description} if tool.description else {}
-        made.append({"type": "function", "function": {"name": tool.name, **described, "parameters": parameters}})
-    return made or None
+    return [{"role": message.role, "content": _content(message, form, marker)} for message in messages]
 
 
 def _content(message: ChatMessage, form: Contents, marker: str) -> str | list[dict[str, str]]:

@@ -19,27 +19,38 @@ from llguidance import LLTokenizer
 
 from model.inputs.chat_output.grammar import OutputGrammar
 from model.inputs.chat_output.grammar_form import OUTPUT, OutputForm
-from model.inputs.grammars import ByteVocabulary, GrammarRefused, grammar_of, try_grammar
+from model.inputs.grammars import FIRST_SPECIAL, ByteVocabulary, GrammarRefused, grammar_of, try_grammar
 from model.inputs.process_limits import limit_memory
 
 STACK = 4 * 2**20  # bytes; engines have 8 MiB
 
 
 @lru_cache(4)
-def tokenizer_of(special: tuple[int, ...]) -> LLTokenizer:
-    """Returns a tokenizer of bytes, and of special tokens of these ids."""
+def tokenizer_of(special: int) -> LLTokenizer:
+    """Returns a tokenizer of bytes, and of this many special tokens."""
     return LLTokenizer(ByteVocabulary(special))  # type: ignore[arg-type] # it has what is asked of a wrapper
 
 
-def output_grammar(text: str) -> tuple[str, LLTokenizer]:
-    """Returns the grammar of an `OutputForm`, which is given as JSON, and a tokenizer that has its special tokens."""
-    form = OutputForm.of_text(text)
-    tokenizer = tokenizer_of(tuple(sorted(form.ids.values())))
+def output_grammar(form: OutputForm) -> OutputGrammar:
+    """Makes the grammar of a form, and tries it.
+
+    Raises:
+        GrammarRefused: It cannot be enforced. Names the field, where it is a tool's.
+    """
+    tokenizer = tokenizer_of(len(form.ids))
     content: dict[str, Any] | None = None
     if form.answer is not None:
-        made = grammar_of(*form.answer)
-        content = json.loads(made)["grammars"][0] if made.startswith('{"grammars"') else {"lark_grammar": made}
-    return OutputGrammar(form, tokenizer).grammar(content), tokenizer
+        answer = grammar_of(*form.answer)
+        content = json.loads(answer)["grammars"][0] if answer.startswith('{"grammars"') else {"lark_grammar": answer}
+    made = OutputGrammar(form, tokenizer)
+    made.make(content)
+    try_grammar(made.text(trial_ids(form)), tokenizer)
+    return made
+
+
+def trial_ids(form: OutputForm) -> dict[str, int]:
+    """Returns the ids that marks have in the vocabulary of a trial."""
+    return {mark: FIRST_SPECIAL + i for i, mark in enumerate(form.ids)}
 
 
 def answer_to(line: str) -> dict[str, str]:
@@ -47,10 +58,11 @@ def answer_to(line: str) -> dict[str, str]:
     try:
         asked = json.loads(line)
         if asked["kind"] == OUTPUT:
-            grammar, tokenizer = output_grammar(asked["text"])
+            form = OutputForm.of_text(asked["text"])
+            grammar = output_grammar(form).text(form.ids)
         else:
-            grammar, tokenizer = grammar_of(asked["kind"], asked["text"]), tokenizer_of(())
-        try_grammar(grammar, tokenizer)
+            grammar = grammar_of(asked["kind"], asked["text"])
+            try_grammar(grammar, tokenizer_of(0))
     except GrammarRefused as refused:
         return {"refused": str(refused), "field": refused.field}
     except MemoryError:
@@ -70,7 +82,7 @@ def serve() -> None:
         return  # the parent has ended
     first = json.loads(line)
     limit_memory(first["memory"])
-    tokenizer_of(())
+    tokenizer_of(0)
     answer({})
     while line := sys.stdin.readline():
         signal.setitimer(signal.ITIMER_PROF, first["seconds"])

@@ -88,8 +88,19 @@ def read_schema(text: str) -> dict[str, Any]:
         raise GrammarRefused(f"it is no JSON: {shown(str(error))}") from None
     if not isinstance(schema, dict):
         raise GrammarRefused("it must be a JSON object; as a schema true means {}")
+    if not is_unicode(schema):
+        raise GrammarRefused("it has a lone surrogate, which is no character")
     _check_schema(schema, "")
     return schema
+
+
+def is_unicode(value: Any) -> bool:
+    """Returns whether all texts of a JSON value are Unicode: an escape can write half a character."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _no_number(name: str) -> object:
@@ -103,13 +114,35 @@ MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSch
 """Keywords whose keys are names, each with a schema."""
 
 
+NOTES = ("default", "examples")  # annotations with values
+EXACT, DIGITS = 2**53, 15  # the library reads numbers as doubles
+LARGEST_MULTIPLE = 2**32 // 10
+LEAP_DAY = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29"
+DATE = rf"([0-9]{{4}}-(0[13-9]|1[0-2])-[0-9]{{2}}|[0-9]{{4}}-02-([01][0-9]|2[0-8])|{LEAP_DAY})"
+TIME = "[0-9]{2}:[0-9]{2}:[0-5]"  # without leap seconds, as they are not in every minute
+ATOM, LABEL = "[A-Za-z0-9_+-]", "[A-Za-z0-9]([A-Za-z0-9-]{0,28}[A-Za-z0-9])?"
+NARROWED: dict[str, dict[str, Any]] = {
+    "date": {"pattern": f"^{DATE}$"},
+    "time": {"pattern": f"^{TIME}"},
+    "date-time": {"pattern": f"^{DATE}[Tt]{TIME}"},
+    "hostname": {"maxLength": 253},
+}
+"""What the library's formats allow too much of, in terms of itself."""
+EMAIL = f"^{ATOM}{{1,32}}(\\.{ATOM}{{1,14}}){{0,2}}@{LABEL}(\\.{LABEL}){{1,4}}$"
+
+
 def _check_schema(schema: dict[str, Any], where: str) -> None:
-    """Refuses what llguidance does not refuse itself. References lead anywhere, so all objects count as schemas.
+    """Refuses what llguidance does not refuse itself, and narrows formats. References lead anywhere.
+
+    So all objects count as schemas.
 
     Args:
-        schema: A schema, or an object that may hold some.
+        schema: A schema, or an object that may hold some. Changed in place.
         where: JSON pointer to it.
     """
+    for name in NOTES:
+        schema.pop(name, None)
+    _narrow(schema)
     if "x-guidance" in schema:
         raise GrammarRefused(f"{where}/x-guidance: options of the library are the server's")
     for name in ("exclusiveMinimum", "exclusiveMaximum"):
@@ -121,6 +154,16 @@ def _check_schema(schema: dict[str, Any], where: str) -> None:
     least, required = schema.get("minProperties"), schema.get("required")
     if isinstance(least, int) and least > max(1, len(required) if isinstance(required, list) else 0):
         raise GrammarRefused(f"{where}/minProperties: can be at most the number of required ones: keys could repeat")
+    for name, value in schema.items():
+        for number in _numbers(value):
+            if (
+                not abs(number) < EXACT
+                or len(repr(number).replace(".", "").lstrip("-0").partition("e")[0]) > DIGITS + 1
+            ):
+                raise GrammarRefused(f"{where}/{name}: {number!r:.40} cannot be kept exactly: at most {DIGITS} digits")
+    multiple = schema.get("multipleOf")
+    if isinstance(multiple, int | float) and multiple > LARGEST_MULTIPLE:
+        raise GrammarRefused(f"{where}/multipleOf: can be at most {LARGEST_MULTIPLE}")
     for name in ("enum", "const", "properties"):
         if any(map(CONTROLS.search, _texts(schema.get(name), deep=name != "properties"))):
             raise GrammarRefused(f"{where}/{name}: has control characters, which are not written")
@@ -135,6 +178,31 @@ def _check_inner(inner: Any, where: str, is_map: bool) -> None:
             _check_inner(one, f"{where}/{name}", is_map=False)
     elif isinstance(inner, dict):
         _check_schema(inner, where)
+
+
+def _narrow(schema: dict[str, Any]) -> None:
+    """Takes what is no value of a format out of what the library allows of it."""
+    kind = schema.get("format")
+    if kind == "email":
+        del schema["format"]
+        narrower: dict[str, Any] = {"pattern": EMAIL}
+    elif isinstance(kind, str) and kind in NARROWED:
+        narrower = NARROWED[kind]
+    else:
+        return
+    others = schema.get("allOf", [])
+    if isinstance(others, list):
+        schema["allOf"] = [*others, {"type": "string", **narrower} if schema.get("type") == "string" else narrower]
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """Yields the numbers in a keyword's value, but for those of inner schemas."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, list):
+        for one in value:
+            if not isinstance(one, dict):
+                yield from _numbers(one)
 
 
 def _texts(value: Any, deep: bool) -> Iterator[str]:
@@ -227,6 +295,9 @@ def shown(message: str) -> str:
     return first if len(first) <= LONGEST_NAMED else first[: LONGEST_NAMED - 3] + "..."
 
 
+FIRST_SPECIAL = 257
+
+
 class ByteVocabulary:
     """A vocabulary of all bytes, one end token and special tokens, in the form that `LLTokenizer` takes."""
 
@@ -234,13 +305,11 @@ class ByteVocabulary:
     eos_token_id = 256
     bos_token_id = None
 
-    def __init__(self, special: tuple[int, ...] = ()) -> None:
-        """Makes a vocabulary. special: ids of the special tokens that a grammar names, above 256."""
-        others = [b""] * (max(special, default=256) - 256)
-        for i in special:
-            others[i - 257] = b"<%d>" % i
-        self.tokens = (*(bytes([byte]) for byte in range(256)), b"", *others)
-        self.special_token_ids = (256, *special)
+    def __init__(self, special: int = 0) -> None:
+        """Makes a vocabulary. special: the number of its special tokens, whose ids begin with FIRST_SPECIAL."""
+        ids = range(FIRST_SPECIAL, FIRST_SPECIAL + special)
+        self.tokens = (*(bytes([byte]) for byte in range(256)), b"", *(b"<%d>" % i for i in ids))
+        self.special_token_ids = (256, *ids)
 
     def __call__(self, text: bytes | str) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)

@@ -190,30 +190,36 @@ class Penalties(BuiltIn):
         _put(logits, places, values - less - once)
 
 
+LATEST = 8  # tokens of whitespace before the beginning of reasoning
+
+
 class ReasoningLimit(BuiltIn):
     """Ends the reasoning of a model after a number of tokens: then its end is the only token that can be drawn.
 
-    As `thinking_token_budget` of vLLM.
+    Most models reason at the beginning of their output alone: what begins later like reasoning is text about it. As
+    `thinking_token_budget` of vLLM.
     """
 
-    def __init__(self, most: int, begin: Sequence[int], end: Sequence[int], reasons: bool) -> None:
-        """Makes the limit. See `LogitsParams`."""
-        self._most, self._begin, self._end, self._reasons = most, tuple(begin), tuple(end), reasons
-        self._count = 0
+    def __init__(self, params: LogitsParams) -> None:
+        """Makes the limit of these fields."""
+        self._most, self._begin, self._end = params.reasoning_tokens, params.reasoning_begin, params.reasoning_end
+        self._reasons, self._again = params.reasons, params.reasons_again
+        self._count = self._position = 0
         self._last: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, params: LogitsParams, prompt: Tokens) -> Self | None:  # noqa: ARG003 - `reasons` says what matters of it
         if params.reasoning_tokens < 0:
             return None
-        return cls(params.reasoning_tokens, params.reasoning_begin, params.reasoning_end, params.reasons)
+        return cls(params)
 
     def drew(self, token: int) -> None:
         awaited = self._end if self._reasons else self._begin
         self._last = (*self._last, token)[-len(awaited) :]
         self._count += self._reasons
-        if self._last == awaited:
-            self._reasons, self._count, self._last = not self._reasons, 0, ()
+        self._position += 1
+        if self._last == awaited and (self._reasons or self._again or self._position <= len(awaited) + LATEST):
+            self._reasons, self._last = not self._reasons, ()
 
     def forced(self) -> list[int]:
         """Returns the only token that can be drawn next; none where any can."""

@@ -221,8 +221,9 @@ class SequenceOutput:
 
     def _add_parsed(self, new: Parsed) -> bool:
         """Adds output of a parser, and returns whether a stop string ended the sequence: text alone can have one."""
-        self._pending.reasoning += new.reasoning
-        add_calls(self._pending.calls, new.calls)
+        if self._spec.output.text:
+            self._pending.reasoning += new.reasoning
+            add_calls(self._pending.calls, new.calls)
         return bool(new.content) and self._read(new.content)
 
     def _read(self, text: str) -> bool:

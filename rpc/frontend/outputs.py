@@ -18,6 +18,7 @@ from scheduler.resolve import check_structured, check_tool_use
 from scheduler.spec import Spec
 from scheduler.tools import NO_TOOLS, ToolUse, object_of
 
+MOST_KNOWN = 2**18  # characters of parameters
 LAST = 64  # tokens at the end of a prompt, in which a template may begin the reasoning or end it
 
 
@@ -47,7 +48,7 @@ class Outputs:
             if self.form.tools is None:
                 message = "the form of this model's tool calls is not known: see --tool-format of `quire serve`"
                 raise RequestFailed("INVALID_ARGUMENT", "NO_TOOL_FORMAT", message, field="chat.tools")
-            if tool_use.constrains:
+            if tool_use.constrains or spec.structured is not None:
                 check_tool_use(spec, tool_use, limits)
         if spec.reasoning_tokens is not None:
             name, most = "reasoning.max_tokens", spec.reasoning_tokens
@@ -63,6 +64,8 @@ class Outputs:
 
     def knows_grammar(self, spec: Spec) -> bool:
         """Returns whether the constraint on the output, if there is one, was checked before."""
+        if sum(len(tool.parameters) for tool in tool_use_of(spec).tools) > MOST_KNOWN:
+            return False  # to ask would take the event loop too long
         return all(
             constraint is None or self.grammars.knows(constraint, spec.sharing)
             for constraint in {self._constraint(spec, end) for end in self._possible_ends(spec)}
@@ -78,7 +81,7 @@ class Outputs:
     def _constraint(self, spec: Spec, end: str) -> Constraint | None:
         """Returns the constraint on the output; None for none. end: of the prompt."""
         if isinstance(spec.prompt, Chat):
-            form = self.form.form(spec.prompt.tool_use, spec.structured, end)
+            form = self.form.form(spec.prompt.tool_use, spec.structured, end, spec.prompt.continue_final_message)
             if form is not None:
                 return form.constraint()
         return spec.structured
@@ -116,17 +119,26 @@ class Outputs:
             spec: The request.
             end: End of its prompt.
             tokenizer: Tokenizer of the model.
+
+        Raises:
+            InvalidRequest: The tokenizer cannot write the markers.
         """
         form = self.form.reasoning
         if spec.reasoning_tokens is None or form is None:
             return {}
-        begin, stop = (self.form.literal(text).strip() for text in (form.begin, form.end))
+        begin, stop = (tokenizer.encode(self.form.literal(text).strip(), False) for text in (form.begin, form.end))
+        name, most = "reasoning.max_tokens", spec.reasoning_tokens
+        require(begin and stop, name, most, "the model's tokenizer has no tokens for the markers of reasoning")
         return {
-            "reasoning_tokens": spec.reasoning_tokens,
-            "reasoning_begin": tuple(tokenizer.encode(begin, False)),
-            "reasoning_end": tuple(tokenizer.encode(stop, False)),
-            "reasons": self.form.thinks(end),
+            "reasoning_tokens": most,
+            "reasoning_begin": tuple(begin),
+            "reasoning_end": tuple(stop),
+            "reasons": self._thinks(spec, end),
+            "reasons_again": form.anywhere,
         }
+
+    def _thinks(self, spec: Spec, end: str) -> bool:
+        return isinstance(spec.prompt, Chat) and self.form.thinks(end, spec.prompt.continue_final_message)
 
     def parsings(self, spec: Spec, request: Request, tokenizer: Tokenizer) -> tuple[Parsing | None, ...]:
         """Returns how the output of each sequence is read; None for one that is text alone.
@@ -136,14 +148,16 @@ class Outputs:
             request: The request as the engine gets it.
             tokenizer: Tokenizer of the model.
         """
-        if not isinstance(spec.prompt, Chat) or not spec.output.text or spec.output.raw_text:
+        searched = spec.output.text or spec.stopping.stop  # stop strings are of the answer
+        if not isinstance(spec.prompt, Chat) or not searched or spec.output.raw_text:
             return (None,) * request.count
         tool_use = spec.prompt.tool_use
         schemas = {tool.name: object_of(tool.parameters, "chat.tools") for tool in tool_use.offered}
         key = hashlib.blake2b(request.prompt.tobytes() + b"%d" % request.controls.seed).digest()
         end = self.prompt_end(spec, request.prompt[-LAST:].tolist(), tokenizer)
+        thinks, answers = self._thinks(spec, end), spec.structured is not None
         return tuple(
-            self.form.parsing(tool_use, schemas, end, call_ids(self.form.tools, key, index))
+            self.form.parsing(tool_use, schemas, thinks, call_ids(self.form.tools, key, index), answers)
             for index in range(request.count)
         )
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from model.config import read_config, read_defaults
 from model.inputs.chat import find_chat_template
-from model.inputs.chat_contents import Contents, contents_read, template_messages, template_tools
+from model.inputs.chat_contents import Contents, contents_read, template_messages
 from model.inputs.chat_output.chat_output import ChatOutput
 from model.inputs.chat_output.families import AUTO
 from model.inputs.chat_renderer import ChatFailed, ChatRenderer
+from model.inputs.chat_tools import MAPPINGS, CallsRead, calls_read, template_fields, template_tools
 from model.inputs.images import decode_images, image_digest
 from model.inputs.tokenizer import Tokenizer, TokenizerFailed
 from model.inputs.tokenizer_files import load_tokenizer
@@ -49,6 +50,7 @@ class Preparer:
         prefix_lm: Prompts are bidirectional prefixes.
         outputs: Constraints on outputs, and their reading. Ended by `close`.
         contents: Form in which the chat template reads the content of a message.
+        calls: Form in which it reads tool calls.
         architecture: Name of the architecture in config.json.
         context: Context length of the model, in tokens.
     """
@@ -63,6 +65,7 @@ class Preparer:
     prefix_lm: bool = False
     outputs: Outputs = field(default_factory=Outputs)
     contents: Contents = Contents.EITHER
+    calls: CallsRead = MAPPINGS
     architecture: str = ""
     context: int = 0
 
@@ -115,7 +118,12 @@ class Preparer:
             message = "the model has no chat template: send text or token_ids"
             raise RequestFailed("INVALID_ARGUMENT", "NO_CHAT_TEMPLATE", message, field="chat")
         marker = "" if self.images is None else self.images.marker
-        messages = template_messages(chat.messages, self.contents, marker)
+        messages = [
+            written | template_fields(message, self.calls, f"chat.messages[{i}]")
+            for i, (written, message) in enumerate(
+                zip(template_messages(chat.messages, self.contents, marker), chat.messages, strict=True)
+            )
+        ]
         tools = template_tools(chat.tool_use.tools)
         try:
             text = self.chat.render(
@@ -355,6 +363,7 @@ def load_preparer(
         config.vision is not None and config.vision.prefix_lm,
         outputs=Outputs(form),
         contents=contents_read(chat) if sees and chat is not None else Contents.EITHER,
+        calls=calls_read(chat) if chat is not None and form.tools is not None else MAPPINGS,
         architecture=config.architecture,
         context=config.context,
     )

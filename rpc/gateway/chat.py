@@ -74,8 +74,8 @@ def whole_calls(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the calls of all their parts."""
     calls: list[dict[str, Any]] = []
     for part in parts:
-        if "id" in part:
-            function = {"name": part["function"]["name"], "arguments": ""}
-            calls.append({"id": part["id"], "type": "function", "function": function})
+        if "id" in part or not calls:
+            function = {"name": part["function"].get("name", ""), "arguments": ""}
+            calls.append({"id": part.get("id", ""), "type": "function", "function": function})
         calls[-1]["function"]["arguments"] += part["function"]["arguments"]
     return calls

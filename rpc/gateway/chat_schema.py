@@ -83,6 +83,8 @@ class Message(Strict):
     reasoning: str | None = None  # vLLM's newer name
     cache_control: Any = None  # a hint, as the next one
     provider_specific_fields: Any = None  # litellm's, in the answers that its clients send back
+    thinking_blocks: Any = None  # litellm's, and OpenRouter's: beside the reasoning itself
+    reasoning_details: Any = None
     refusal: Annotated[Any, only()] = None
     audio: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None

@@ -65,7 +65,8 @@ class Events:
         deltas: list[dict[str, Any]] = [{"reasoning_content": piece.reasoning}] if piece.reasoning else []
         deltas += [{"content": piece.text}] if piece.calls and piece.text else []
         deltas += [{"tool_calls": list(piece.calls)}] if piece.calls else []
-        tail = b',"logprobs":null,"finish_reason":null' + self._tail
+        counts = self._usage if piece.extra is None else self._counts(piece.extra.counts)
+        tail = b',"logprobs":null,"finish_reason":null}]' + counts + b"}\n\n"
         return b"".join([start + b'"delta":' + as_json(delta) + tail for delta in deltas])
 
     def _role_tail(self, extra: Extra | None) -> bytes:

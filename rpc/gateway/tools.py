@@ -57,20 +57,21 @@ class CalledFunction(Strict):
     """A function that was called. arguments: JSON."""
 
     name: str
-    arguments: str = ""
+    arguments: str | None = None
+    parsed_arguments: Any = None  # of openai's `parse`, in messages that it sends back
 
 
 class CallField(Strict):
     """A call in an assistant's message."""
 
-    id: str = ""
-    type: Annotated[str, among("function")] = "function"
+    id: str | None = None
+    type: Annotated[str, among("function")] | None = None
     function: CalledFunction
     index: Any = None  # of chunks that a client sends back as they came
 
     def message(self) -> pb.ToolCall:
         """Returns it as the servers read it."""
-        return pb.ToolCall(id=self.id, name=self.function.name, arguments=self.function.arguments)
+        return pb.ToolCall(id=self.id or "", name=self.function.name, arguments=self.function.arguments or "")
 
 
 class ReasoningField(Strict):

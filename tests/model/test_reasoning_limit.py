@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.sampling.builtin_processors import BUILT_IN, ReasoningLimit
+from model.sampling.builtin_processors import BUILT_IN, LATEST, ReasoningLimit
 from model.sampling.processor_rows import ProcessorRows
 from scheduler.controls import Controls, LogitsParams
 from scheduler.step import Join
@@ -16,40 +16,39 @@ VOCABULARY = 8
 NO_PROMPT = np.zeros(0, np.int32)
 
 
-def reasoning_of(tokens: list[int], begin: list[int], end: list[int], reasons: bool) -> list[int]:
-    """Lengths of all reasoning in an output, the tokens of its end not counted."""
-    lengths, start, at = list[int](), 0, 0
-    while at < len(tokens):
+def reasoning_of(tokens: list[int], begin: list[int], end: list[int], reasons: bool, again: bool) -> int:
+    """Tokens of all reasoning in an output, those of its end not counted."""
+    total, start = 0, 0
+    for at in range(1, len(tokens) + 1):
         marker = end if reasons else begin
-        at += 1
         if at - start >= len(marker) and tokens[at - len(marker) : at] == marker:
             if reasons:
-                lengths.append(at - start - len(marker))
+                total += at - start - len(marker)
+            elif not again and at > len(marker) + LATEST:
+                continue  # text about reasoning
             reasons, start = not reasons, at
-    return [*lengths, len(tokens) - start] if reasons else lengths
+    return total + len(tokens) - start if reasons else total
 
 
 MARKERS = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=3)
 
 
-@given(MARKERS, MARKERS, st.integers(0, 6), st.booleans(), st.integers(0, 2**32 - 1))
-def test_it_ends_in_time(begin: list[int], end: list[int], most: int, reasons: bool, seed: int) -> None:
+@given(MARKERS, MARKERS, st.integers(0, 6), st.booleans(), st.booleans(), st.integers(0, 2**32 - 1))
+def test_it_ends_in_time(begin: list[int], end: list[int], most: int, reasons: bool, again: bool, seed: int) -> None:
     chance, tokens = np.random.default_rng(seed), list[int]()
     params = LogitsParams(
-        reasoning_tokens=most, reasoning_begin=tuple(begin), reasoning_end=tuple(end), reasons=reasons
-    )
+        reasoning_tokens=most, reasoning_begin=tuple(begin), reasoning_end=tuple(end), reasons=reasons,
+        reasons_again=again,
+    )  # fmt: skip
     limit = ReasoningLimit.of(params, NO_PROMPT)
     assert limit is not None
-    for position in range(40):
+    for position in range(60):
         logits = limit.apply(torch.zeros(VOCABULARY), position)
         allowed = torch.nonzero(logits > -torch.inf).flatten().tolist()
         assert len(allowed) in (1, VOCABULARY)
         tokens.append(int(chance.choice(allowed)))
         limit.drew(tokens[-1])
-    lengths = reasoning_of(tokens, begin, end, reasons)
-    assert all(length <= most + len(end) - 1 for length in lengths)
-    if len(end) == 1:
-        assert all(length <= most for length in lengths)
+    assert reasoning_of(tokens, begin, end, reasons, again) <= most + len(end) - 1
 
 
 def test_its_end_is_drawn_though_another_control_forbids_it() -> None:

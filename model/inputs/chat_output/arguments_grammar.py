@@ -1,7 +1,7 @@
 """Grammars of a call's arguments by their JSON schema, in each form of arguments."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from llguidance import LLTokenizer
@@ -15,6 +15,8 @@ NOTES = {"title", "description", "default", "examples", "$schema", "$comment", "
 OF_OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"} | NOTES
 OF_TEXT = {"type", "enum", "const"} | NOTES
 EMPTY = '""'
+MOST_NAME = 128  # characters of a property's name where the parser reads it as a word
+SHARED = ("#/$defs/", "#/definitions/")
 PLAIN = ("integer", "number", "boolean", "null")
 
 
@@ -72,6 +74,8 @@ class ArgumentsGrammar:
 
     def _json(self, schema: Mapping[str, Any], whole: Mapping[str, Any] | None = None) -> str:
         """Returns JSON that is valid by a schema. whole: the schema that its references are relative to."""
+        if whole is not None and not all(ref.startswith(SHARED) for ref in _references(schema)):
+            raise GrammarRefused("$ref: must lead to $defs in the form of this model's calls")
         name = self._name()
         shared = {key: whole[key] for key in ("$defs", "definitions") if whole and key in whole}
         self._add_grammar({"name": name, "json_schema": {**shared, **schema, "x-guidance": JSON_FORM}})
@@ -98,7 +102,7 @@ class ArgumentsGrammar:
         return f'"{{" {listed} "}}"' if self._form.arguments is Arguments.GEMMA else listed
 
     def _key(self, key: str, sign: str) -> str:
-        if not key.isidentifier():
+        if not key.isidentifier() or len(key) > MOST_NAME:
             raise GrammarRefused(f"properties/{key[:40]}: this model's calls have names of letters, digits and _ alone")
         return json.dumps(key + sign, ensure_ascii=False)
 
@@ -152,7 +156,8 @@ class ArgumentsGrammar:
         if kind in PLAIN:
             return self._json(schema)
         if kind == "array" and set(schema) <= {"type", "items"} | NOTES:
-            item = self._gemma(schema.get("items"))
+            item = self._name()
+            self._add_rule(f"{item}: {self._gemma(schema.get('items'))}")
             return f'"[" ({item} ("," {item})*)? "]"'
         if kind == "object":
             properties, required = _members(schema)
@@ -204,8 +209,21 @@ def _texts_of(schema: Mapping[str, Any], key: str) -> list[str] | None:
     """
     if more := sorted(set(schema) - OF_TEXT):
         raise GrammarRefused(f"properties/{key[:40]}/{more[0]}: is not enforced in the form of this model's calls")
-    if "const" in schema:
-        return [schema["const"]] if isinstance(schema["const"], str) else []
-    if "enum" in schema:
-        return [text for text in schema["enum"] if isinstance(text, str)]
-    return None
+    allowed = [[schema["const"]] if "const" in schema else None, schema.get("enum")]
+    lists = [one for one in allowed if one is not None]
+    if not lists:
+        return None
+    texts = [text for text in lists[0] if isinstance(text, str) and all(text in one for one in lists)]
+    if not texts:
+        raise GrammarRefused(f"properties/{key[:40]}: allows no text")
+    return texts
+
+
+def _references(value: Any) -> Iterator[str]:
+    """Yields the references in a schema."""
+    if isinstance(value, dict):
+        if isinstance(reference := value.get("$ref"), str):
+            yield reference
+        value = list(value.values())
+    for one in value if isinstance(value, list) else ():
+        yield from _references(one)

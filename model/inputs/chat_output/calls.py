@@ -7,12 +7,14 @@ from typing import Any, Protocol
 
 from model.inputs.chat_output.formats import Arguments, ParameterTags, ToolFormat
 from model.inputs.chat_output.source import JsonEnd, Source, Waiting
-from model.inputs.chat_output.values import NoValue, read_key, read_value
+from model.inputs.chat_output.values import NUMBER, NoValue, dumped, read_key, read_value
 
 NAME = re.compile(r"[A-Za-z0-9_.-]")
 MOST_NAME, MOST_ID = 128, 64  # characters
 MOST_LOOSE = 64  # characters between a name and the end of what follows it
 OBJECT_START = "{"
+ARGUMENTS = ("arguments", "parameters")  # models take one for the other
+BESIDE = ("id", "type", "index", "tool_call_id")  # keys of a call that mean nothing to its arguments
 
 
 class CallSink(Protocol):
@@ -28,7 +30,14 @@ class CallSink(Protocol):
 class CallReader:
     """Reads one call after the other."""
 
-    def __init__(self, form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], source: Source, sink: CallSink):
+    def __init__(
+        self,
+        form: ToolFormat,
+        schemas: Mapping[str, Mapping[str, Any]],
+        source: Source,
+        sink: CallSink,
+        shown: Callable[[str], str],
+    ) -> None:
         """Makes a reader.
 
         Args:
@@ -36,8 +45,10 @@ class CallReader:
             schemas: JSON schema of the arguments by the tool's name.
             source: The output.
             sink: Takes the calls.
+            shown: Returns a text with special tokens written out.
         """
         self._form, self._schemas, self._source, self._sink = form, schemas, source, sink
+        self._shown = shown
 
     def read(self) -> Waiting[bool]:
         """Reads a call, from behind `begin` to behind `end`. Returns whether there was one."""
@@ -65,9 +76,12 @@ class CallReader:
     def _behind_name(self) -> Waiting[bool]:
         if not self._form.skips_to:
             return (yield from self._source.literal(self._form.named.rstrip()))
-        between = list[str]()
-        found = yield from self._source.until((self._form.skips_to,), between.append)
-        return found is not None and sum(map(len, between)) <= MOST_LOOSE
+        source, limit = self._source, self._source.limit
+        source.limit = min(source.end if limit is None else limit, source.at + MOST_LOOSE)
+        try:
+            return (yield from source.until((self._form.skips_to,), _nowhere)) is not None
+        finally:
+            source.limit = limit
 
     def _named(self, name: str, call_id: str) -> Waiting[bool]:
         """Reads the arguments of a call whose name is known. Returns whether some begin."""
@@ -76,31 +90,36 @@ class CallReader:
                 if (yield from self._source.skip_space()) != OBJECT_START:
                     return False
                 self._sink.begin(name, call_id)
-                yield from self._json(self._sink.arguments)
+                yield from self._json(self._give_json)
             case Arguments.TAGGED:
                 self._sink.begin(name, call_id)
                 yield from self._tagged(self._form.tags or ParameterTags("", "", ""), self._schemas.get(name, {}))
             case Arguments.PYTHON:
-                self._sink.begin(name, call_id)
-                yield from self._members("", "=", ")")
+                return (yield from self._members(name, call_id, ")"))
             case Arguments.GEMMA:
                 if (yield from self._source.skip_space()) != OBJECT_START:
                     return False
                 self._source.at += 1
-                self._sink.begin(name, call_id)
-                yield from self._members(self._form.quote, ":", "}")
+                return (yield from self._members(name, call_id, "}"))
         return True
 
     def _json(self, give: Callable[[str], None]) -> Waiting[None]:
         """Reads an object, an array or a text as it comes."""
         source, value = self._source, JsonEnd()
         while True:
-            end = value.feed(source.text, source.at)
+            found = value.feed(source.text, source.at, source.end)
+            end = source.end if found is None else found
             give(source.text[source.at : end])
-            source.at = len(source.text) if end is None else end
-            if end is not None or source.ended:
+            source.at = end
+            if found is not None or source.over:
                 return
             yield
+
+    def _give_json(self, text: str) -> None:
+        """Gives out JSON, in which special tokens can only stand in texts."""
+        if not text.isascii():
+            text = "".join(_escaped(self._shown(char)) if "\ud800" <= char <= "\udfff" else char for char in text)
+        self._sink.arguments(text)
 
     def _json_text(self) -> Waiting[str | None]:
         """Reads a JSON text; None where there is none."""
@@ -121,7 +140,7 @@ class CallReader:
         if (yield from source.skip_space()) != OBJECT_START:
             return False
         source.at += 1
-        given = False
+        given, others = False, False
         while (char := (yield from source.skip_space())) != "}":
             if char == ",":
                 source.at += 1
@@ -130,19 +149,23 @@ class CallReader:
             if key is None or (yield from source.skip_space()) != ":":
                 return given
             source.at += 1
+            is_arguments = key in (arguments_key, *ARGUMENTS)
+            others |= not (is_arguments or key == name_key or key in BESIDE)
+            if others and self._form.at_start:
+                return given
             if key == name_key:
                 name = (yield from self._json_text()) or ""
                 if not self._is_name(name):
                     return given
-            elif key == arguments_key and name and not given and (yield from source.skip_space()) == OBJECT_START:
+            elif is_arguments and name and not given and (yield from source.skip_space()) == OBJECT_START:
                 self._sink.begin(name, "")
                 given = True
-                yield from self._json(self._sink.arguments)
+                yield from self._json(self._give_json)
             else:
                 value = yield from self._any_json()
-                held = value if key == arguments_key else held
+                held = value if is_arguments else held
         source.at += 1
-        return given or self._whole(name, held)
+        return given or ((bool(held) or not others) and self._whole(name, held))
 
     def _is_name(self, name: str) -> bool:
         known = name in self._schemas or not self._form.at_start
@@ -160,12 +183,13 @@ class CallReader:
         try:
             if arguments.startswith('"'):
                 arguments = str(json.loads(arguments, strict=False))
+                arguments.encode()
             known = isinstance(json.loads(arguments or "{}"), dict)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # also a lone surrogate, which no message can have
             known = False
         if name and known:
             self._sink.begin(name, "")
-            self._sink.arguments(arguments or "{}")
+            self._give_json(arguments or "{}")
         return bool(name) and known
 
     # Arguments in tags
@@ -180,13 +204,14 @@ class CallReader:
             yield from source.literal(tags.named[len(tags.named.split()[0]) :].rstrip())
             name = "".join(key)
             described = known.get(name) if isinstance(known, Mapping) else None
-            is_text = isinstance(described, Mapping) and described.get("type") == "string"
+            kind = described.get("type") if isinstance(described, Mapping) else None
+            is_text = kind == "string"
             if tags.typed:
                 is_text = not (yield from source.literal("false"))
                 if is_text:
                     yield from source.literal("true")
                 yield from source.literal(tags.typed)
-            self._sink.arguments(separator + _dumped(name) + ": ")
+            self._sink.arguments(separator + dumped(name, self._shown) + ": ")
             yield from self._tagged_value(tags, is_text)
             separator = ", "
         ends = yield from source.literal(" " + self._form.end.rstrip())
@@ -204,18 +229,40 @@ class CallReader:
             source.at += 1
         if is_text:
             self._sink.arguments('"')
-            stop = yield from source.until(stops, lambda text: self._sink.arguments(_escaped(text)))
+            stop = yield from source.until(stops, lambda text: self._sink.arguments(_escaped(self._shown(text))))
             self._sink.arguments("" if stop is None else '"')
             return
-        parts = list[str]()
-        stop = yield from source.until(stops, parts.append)
-        self._sink.arguments("".join(parts) if stop is None else as_json("".join(parts)))
+        value = yield from self._json_in_tags(tags)
+        if value is None:
+            parts = list[str]()
+            stop = yield from source.until(stops, parts.append)
+            value = "".join(parts) if stop is None else as_json(self._shown("".join(parts)))
+        self._sink.arguments(value)
+
+    def _json_in_tags(self, tags: ParameterTags) -> Waiting[str | None]:
+        """Reads JSON, whose texts may have the end tag; None, with nothing read, where something else stands there."""
+        source, parts = self._source, list[str]()
+        source.pinned += 1
+        before = source.at
+        try:
+            if (yield from source.skip_space()) in ("{", "[", '"'):
+                yield from self._json(parts.append)
+                if (yield from source.literal(" " + tags.end.strip())) and is_json("".join(parts)):
+                    return "".join(parts)
+            source.at = before
+            return None
+        finally:
+            source.pinned -= 1
 
     # Arguments as members
 
-    def _members(self, quote: str, sign: str, end: str) -> Waiting[None]:
-        """Reads arguments as Python and Gemma 4 write them. What is none ends them."""
-        source, separator = self._source, "{"
+    def _members(self, name: str, call_id: str, end: str) -> Waiting[bool]:
+        """Reads arguments as Python and Gemma 4 write them, of a call that begins with the first of them.
+
+        What is none ends them. Then they must not look whole.
+        """
+        source, quote, sign = self._source, self._form.quote, ":" if end == "}" else "="
+        separator = "{"
         try:
             while (char := (yield from source.skip_space())) != end:
                 if char == ",":
@@ -225,32 +272,42 @@ class CallReader:
                 if (yield from source.skip_space()) != sign:
                     raise NoValue
                 source.at += 1
+                if separator == "{":
+                    self._sink.begin(name, call_id)
                 value = yield from read_value(source, quote)
-                self._sink.arguments(separator + _dumped(key) + ": " + _dumped(value))
+                self._sink.arguments(f"{separator}{dumped(key, self._shown)}: {dumped(value, self._shown)}")
                 separator = ", "
         except NoValue:
-            self._close(separator, ends=False)
-            return
-        self._close(separator, ends=True)
+            return separator != "{"
+        if separator == "{":
+            self._sink.begin(name, call_id)
+        self._sink.arguments("{}" if separator == "{" else "}")
         if end == "}":
             source.at += 1
+        return True
 
 
-def _dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _nowhere(text: str) -> None:
+    """Takes text that nobody wants."""
 
 
 def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def as_json(text: str) -> str:
-    """Returns a value in tags as JSON: JSON itself, a value of Python's, or else a text."""
+def is_json(text: str) -> bool:
+    """Returns whether a text is JSON."""
     try:
         json.loads(text, parse_constant=_no_json)
-        return text.strip()
     except (ValueError, RecursionError):
-        pass
+        return False
+    return True
+
+
+def as_json(text: str) -> str:
+    """Returns a value in tags as JSON: JSON itself, a number, a value of Python's, or else a text."""
+    if is_json(text) or NUMBER.fullmatch(text.strip()):
+        return text.strip()
     source = Source()
     source.push(text.strip())
     source.ended = True
@@ -262,8 +319,8 @@ def as_json(text: str) -> str:
         pass
     except StopIteration as done:
         if source.at == len(source.text) and not isinstance(done.value, str):
-            return _dumped(done.value)
-    return _dumped(text)
+            return dumped(done.value)
+    return dumped(text)
 
 
 def _no_json(name: str) -> object:

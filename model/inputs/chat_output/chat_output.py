@@ -56,49 +56,66 @@ class ChatOutput:
         """Returns a marked literal as the model writes it."""
         return self.marks.shown(text)
 
-    def thinks(self, prompt: str) -> bool:
-        """Returns whether output behind a prompt begins within the reasoning, as templates may have begun it."""
+    def thinks(self, prompt: str, continues: bool = False) -> bool:
+        """Returns whether output behind a prompt begins within the reasoning, as templates may have begun it.
+
+        Args:
+            prompt: End of the prompt.
+            continues: The prompt ends with text of the model's own, which may have begun to reason.
+        """
         if self.reasoning is None:
             return False
         begin, end = self.literal(self.reasoning.begin).strip(), self.literal(self.reasoning.end).strip()
-        return prompt.rfind(begin) > prompt.rfind(end) and prompt.rstrip().endswith(begin)
+        return prompt.rfind(begin) > prompt.rfind(end) and (continues or prompt.rstrip().endswith(begin))
 
     def may_reason(self, prompt: str) -> bool:
         """Returns whether output behind a prompt can have reasoning: not where the template has ended it already."""
         return self.reasoning is not None and not prompt.rstrip().endswith(self.literal(self.reasoning.end).strip())
 
     def parsing(
-        self, tool_use: ToolUse, schemas: Mapping[str, Mapping[str, Any]], prompt: str, call_id: Callable[[int], str]
+        self,
+        tool_use: ToolUse,
+        schemas: Mapping[str, Mapping[str, Any]],
+        thinks: bool,
+        call_id: Callable[[int], str],
+        answers: bool = False,
     ) -> Parsing | None:
         """Returns how an output is read; None for one that is text alone.
 
         Args:
             tool_use: Tools that it may call.
             schemas: JSON schema of the arguments by the tool's name.
-            prompt: End of the prompt.
+            thinks: It begins within the reasoning.
             call_id: Returns the id of a call by its number.
+            answers: Its content is constrained.
         """
         tools = self.tools if tool_use.offered else None
         if tools is None and self.reasoning is None:
             return None
-        return Parsing(self.marks, tools, self.reasoning, schemas, self.thinks(prompt), call_id)
+        return Parsing(self.marks, tools, self.reasoning, schemas, thinks, call_id, answers)
 
-    def form(self, tool_use: ToolUse, structured: Structured | None, prompt: str) -> OutputForm | None:
+    def form(
+        self, tool_use: ToolUse, structured: Structured | None, prompt: str, continues: bool = False
+    ) -> OutputForm | None:
         """Returns what an output must be; None for a constraint on the whole output, or for none.
 
         Args:
             tool_use: Tools that it may call.
             structured: Constraint on its content.
             prompt: End of the prompt.
+            continues: As in `thinks`.
         """
-        calls = bool(tool_use.offered) and (tool_use.constrains or structured is not None)
+        if not tool_use.tools and structured is None:
+            return None
+        names = {tool.name for tool in tool_use.offered}
+        calls = bool(names) and (tool_use.constrains or structured is not None)
         reasons = self.may_reason(prompt)
         if not calls and (structured is None or not reasons):
             return None
         offered = (
             OfferedTool(tool.name, tool.parameters, tool.strict, f"chat.tools[{i}].parameters")
             for i, tool in enumerate(tool_use.tools)
-            if tool in tool_use.offered
+            if tool.name in names
         )
         return OutputForm(
             self.tools if calls else None,
@@ -107,7 +124,7 @@ class ChatOutput:
             tuple(offered) if calls else (),
             tool_use.choice is Choice.REQUIRED,
             tool_use.parallel,
-            self.thinks(prompt),
+            self.thinks(prompt, continues),
             None if structured is None else (structured.kind, structured.text),
         )
 

@@ -314,7 +314,8 @@ TOOL_FORMATS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (
         ToolFormat(
             name="llama3",
-            trigger='{"name"',
+            trigger="{",
+            other_triggers=("<|python_tag|>",),
             begin="",
             end="",
             between="; ",
@@ -338,6 +339,7 @@ REASONING_FORMATS: tuple[tuple[ReasoningFormat, tuple[str, ...]], ...] = (
             dropped=(
                 "<|start|>assistant",
                 "<|channel|>final<|message|>",
+                "<|channel|>final <|constrain|>json<|message|>",
                 "<|channel|>commentary<|message|>",
                 "<|end|>",
             ),

@@ -12,6 +12,7 @@ from typing import Any
 from llguidance import LLTokenizer
 
 from model.inputs.chat_output.arguments_grammar import ArgumentsGrammar
+from model.inputs.chat_output.calls import ARGUMENTS, BESIDE
 from model.inputs.chat_output.formats import ToolFormat
 from model.inputs.chat_output.grammar_form import OutputForm
 
@@ -28,8 +29,8 @@ class OutputGrammar:
         self._named: list[dict[str, Any]] = []
         self._inner: dict[str, str] = {}  # symbols of arguments by the tool's name
 
-    def grammar(self, answer: Mapping[str, Any] | None = None) -> str:
-        """Returns the grammar in llguidance's form.
+    def make(self, answer: Mapping[str, Any] | None = None) -> None:
+        """Makes the grammar.
 
         Args:
             answer: Grammar of the content, one of llguidance's list of them; None for any text.
@@ -50,8 +51,13 @@ class OutputGrammar:
                 options.append(self._sequence(self._content_begin(), "@answer"))
         self._rule("output", " | ".join(options))
         self._rule("start", self._sequence(*self._reasoning(), "output"))
-        main = {"name": "main", "lark_grammar": "\n".join(self._rules)}
-        return json.dumps({"grammars": [main, *self._named]})
+
+    def text(self, ids: Mapping[str, int]) -> str:
+        """Returns the grammar in llguidance's form. ids: token ids of marks."""
+        rules = "\n".join(self._rules)
+        for mark, i in ids.items():
+            rules = rules.replace(mark, f"<[{i}]>")  # a mark stands in no literal, see `literal`
+        return json.dumps({"grammars": [{"name": "main", "lark_grammar": rules}, *self._named]})
 
     def _rule(self, name: str, body: str) -> str:
         self._rules.append(f"{name}: {body}")
@@ -64,8 +70,7 @@ class OutputGrammar:
         """Returns a marked text as symbols of the grammar."""
         pattern = "([" + "".join(self._form.ids) + "])" if self._form.ids else "(?!)"
         parts = [part for part in re.split(pattern, text) if part]
-        ids = self._form.ids
-        return " ".join(f"<[{ids[part]}]>" if part in ids else json.dumps(part, ensure_ascii=False) for part in parts)
+        return " ".join(part if part in self._form.ids else json.dumps(part, ensure_ascii=False) for part in parts)
 
     def until(self, name: str, end: str, excluded: str = "") -> str:
         """Adds a rule of any text up to the first occurrence of a literal, which belongs to it.
@@ -123,7 +128,8 @@ class OutputGrammar:
     def _beginning(self, tools: ToolFormat) -> str:
         """Returns the expression of texts that begin as a call does, where a call stands at the beginning alone."""
         if tools.keys:
-            return f"\\s*{escaped(tools.trigger)}(?s:.*)"
+            keys = "|".join((*tools.keys, *ARGUMENTS, *BESIDE))
+            return f'\\s*{escaped(tools.trigger)}\\s*"({keys})"(?s:.*)'
         names = "|".join(escaped(tool.name) for tool in self._form.offered)
         return f"\\s*{escaped(tools.trigger)}\\s*({names})\\s*{escaped(tools.named.strip())}(?s:.*)"
 

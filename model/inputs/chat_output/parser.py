@@ -14,7 +14,7 @@ from model.inputs.chat_output.marks import Marks
 from model.inputs.chat_output.parsed import Parsed
 from model.inputs.chat_output.source import Source, Waiting
 
-NO_SCHEMAS: Mapping[str, Mapping[str, Any]] = {}
+MOST_HEAD = 2**14  # characters from the beginning of a call to the beginning of its arguments
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +28,7 @@ class Parsing:
         schemas: JSON schema of the arguments by the tool's name.
         thinks: The output begins within the reasoning.
         call_id: Returns the id of a call by its number, where the model writes none.
+        answers: Content is constrained, so that calls can only come in its place.
     """
 
     marks: Marks
@@ -36,6 +37,7 @@ class Parsing:
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     thinks: bool = False
     call_id: Callable[[int], str] = str
+    answers: bool = False
 
 
 class OutputParser:
@@ -44,12 +46,17 @@ class OutputParser:
     def __init__(self, parsing: Parsing) -> None:
         self._parsing, self._source, self._new = parsing, Source(), Parsed()
         self._calls = 0
-        self._space = ""  # whitespace at the end of content so far, which is dropped where a call or reasoning follows
+        self._space = list[str]()  # at the end of content so far; dropped where a call or reasoning follows
         self._blank = True  # there was no content yet
         self._strips = False  # whitespace that comes next is dropped
+        self._reasoned = parsing.thinks  # there was reasoning
         self.reasons = parsing.thinks
         """Whether the newest text is reasoning."""
-        self._reader = CallReader(parsing.tools, parsing.schemas, self._source, self) if parsing.tools else None
+        self._reader = (
+            CallReader(parsing.tools, parsing.schemas, self._source, self, parsing.marks.shown)
+            if parsing.tools
+            else None
+        )
         self._stops = self._all_stops()
         self._run = self._all()
         next(self._run, None)
@@ -85,43 +92,45 @@ class OutputParser:
             if parsing.reasoning and stop in parsing.reasoning.dropped:
                 self._strips = True
             elif parsing.reasoning and stop == parsing.reasoning.begin.strip():
-                if self._blank or parsing.reasoning.anywhere:
+                if (self._blank and not self._reasoned) or parsing.reasoning.anywhere:
                     yield from self._reasoning(parsing.reasoning)
                 else:
                     self._content(stop)
             elif parsing.tools and self._reader:
                 yield from self._called(stop, parsing.tools, self._reader)
-        self._new.content += self._shown(self._space)
+        self._new.content += "".join(self._space)
 
     def _content(self, text: str) -> None:
         if self._strips:
             text = text.lstrip()
-        whole = self._space + text
-        kept = whole.rstrip()
-        self._space = whole[len(kept) :] if self._parsing.tools or self._parsing.reasoning else ""
+        kept = text.rstrip()
         if kept:
             self._strips = self._blank = False
-            self._new.content += self._shown(kept)
+            self._new.content += "".join(self._space) + self._shown(kept)
+            self._space.clear()
+        self._space.append(text[len(kept) :])
 
     def _shown(self, text: str) -> str:
         return self._parsing.marks.shown(text)
 
     def _reasoning(self, form: ReasoningFormat) -> Waiting[None]:
-        self.reasons, self._space, self._strips = True, "", True
-        held = ""
+        self.reasons = self._strips = self._reasoned = True
+        self._space.clear()
+        held = list[str]()
 
         def give(text: str) -> None:
-            nonlocal held
-            whole = held + (text.lstrip() if self._strips else text)
-            kept = whole.rstrip()
-            held = whole[len(kept) :]
+            if self._strips:
+                text = text.lstrip()
+            kept = text.rstrip()
             if kept:
                 self._strips = False
-                self._new.reasoning += self._shown(kept)
+                self._new.reasoning += "".join(held) + self._shown(kept)
+                held.clear()
+            held.append(text[len(kept) :])
 
         stop = yield from self._source.until((form.end.strip(),), give)
         if stop is None:
-            self._new.reasoning += self._shown(held)
+            self._new.reasoning += "".join(held)
         self.reasons, self._strips = False, True
 
     # Calls
@@ -129,35 +138,48 @@ class OutputParser:
     def _called(self, trigger: str, form: ToolFormat, reader: CallReader) -> Waiting[None]:
         """Reads calls, from behind the trigger on. What is none is content."""
         source = self._source
-        source.pinned += 1
+        self._pin()
         start, before = source.at - len(trigger), self._calls
         head = form.opening + form.begin
         if not head.startswith(trigger):
             head, source.at = "", start if trigger == form.trigger else source.at
         else:
             head = head[len(trigger) :]
-        is_call = self._blank or not form.at_start
+        is_call = self._blank or not (form.at_start or self._parsing.answers)
         is_call = is_call and (yield from source.literal(head)) and (yield from reader.read())
         if self._calls == before:
-            source.at = start + len(trigger)
-            source.pinned -= 1
-            self._content(trigger)
+            # What was too long for a call is not read again: with a trigger in it, the time would be quadratic.
+            too_long = source.limit is not None and source.at >= source.limit
+            source.at = source.limit if too_long and source.limit else start + len(trigger)
+            self._unpin()
+            self._content(source.text[start : source.at])
             return
         while is_call and form.opening and not (yield from source.literal(" " + form.closing)):
-            source.pinned += 1
+            self._pin()
             start, before = source.at, self._calls
             is_call = (yield from source.literal(" " + form.between + form.begin)) and (yield from reader.read())
             if self._calls == before:
                 source.at, is_call = start, False
-                source.pinned -= 1
-        self._space, self._strips = "", True
+                self._unpin()
+        self._space.clear()
+        self._strips = True
+
+    def _pin(self) -> None:
+        """Keeps the text from here on, of which at most `MOST_HEAD` can be read, until a call has begun or is none."""
+        self._source.pinned += 1
+        self._source.limit = self._source.at + MOST_HEAD
+
+    def _unpin(self) -> None:
+        self._source.pinned -= 1
+        self._source.limit = None
 
     def begin(self, name: str, call_id: str) -> None:
-        self._source.pinned -= 1  # from now on nothing leads back
-        self._space, self._blank = "", False
+        self._unpin()  # from now on nothing leads back
+        self._space.clear()
+        self._blank = False
         self._new.begin_call(self._calls, name, call_id or self._parsing.call_id(self._calls))
         self._calls += 1
 
     def arguments(self, text: str) -> None:
         if text:
-            self._new.add_arguments(self._calls - 1, self._shown(text))
+            self._new.add_arguments(self._calls - 1, text)

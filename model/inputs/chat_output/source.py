@@ -23,10 +23,22 @@ class Source:
         at: Index in `text` of what is read next.
         ended: No more text comes.
         pinned: Readers that may go back.
+        limit: Index at which the text ends for readers, while it is pinned; None for none.
     """
 
     def __init__(self) -> None:
         self.text, self.at, self.ended, self.pinned = "", 0, False, 0
+        self.limit: int | None = None
+
+    @property
+    def end(self) -> int:
+        """Index behind the text that can be read."""
+        return len(self.text) if self.limit is None else min(len(self.text), self.limit)
+
+    @property
+    def over(self) -> bool:
+        """Whether no more text than that comes for readers."""
+        return self.ended or (self.limit is not None and len(self.text) >= self.limit)
 
     def push(self, part: str) -> None:
         """Appends text."""
@@ -37,9 +49,9 @@ class Source:
 
     def peek(self) -> Waiting[str]:
         """Returns the next character, without reading it; "" at the end."""
-        while self.at == len(self.text) and not self.ended:
+        while self.at >= self.end and not self.over:
             yield
-        return self.text[self.at : self.at + 1]
+        return self.text[self.at : min(self.at + 1, self.end)]
 
     def skip_space(self) -> Waiting[str]:
         """Skips whitespace. Returns the next character, without reading it; "" at the end."""
@@ -65,8 +77,8 @@ class Source:
         return True
 
     def _comes(self, part: str) -> Waiting[bool]:
-        while not self.text.startswith(part, self.at):
-            if self.ended or not part.startswith(self.text[self.at :]):
+        while not self.text.startswith(part, self.at, self.end):
+            if self.over or not part.startswith(self.text[self.at : self.end]):
                 return False
             yield
         return True
@@ -77,11 +89,11 @@ class Source:
         self.pinned += 1
         try:
             while True:
-                while end < len(self.text) and allowed.fullmatch(self.text[end]):
+                while end < self.end and allowed.fullmatch(self.text[end]):
                     end += 1
                 if end - self.at > most:
                     return ""
-                if end < len(self.text) or self.ended:
+                if end < self.end or self.over:
                     break
                 yield
         finally:
@@ -101,13 +113,13 @@ class Source:
         """
         pattern, firsts = _pattern(stops)
         while True:
-            found = pattern.search(self.text, self.at)
+            found = pattern.search(self.text, self.at, self.end)
             if found is not None:
                 self._give(found.start(), give)
                 self.at = found.end()
                 return found.group()
-            if self.ended:
-                self._give(len(self.text), give)
+            if self.over:
+                self._give(self.end, give)
                 return None
             self._give(self._possible_start(stops, firsts), give)
             yield
@@ -119,7 +131,7 @@ class Source:
 
     def _possible_start(self, stops: tuple[str, ...], firsts: frozenset[str]) -> int:
         """Returns the index at which a stop may have begun; the length of the text for none."""
-        text = self.text
+        text = self.text if self.limit is None else self.text[: self.end]
         longest = max(map(len, stops)) - 1
         for start in range(max(self.at, len(text) - longest), len(text)):
             if text[start] in firsts and any(stop.startswith(text[start:]) for stop in stops):
@@ -141,12 +153,16 @@ class JsonEnd:
     def __init__(self) -> None:
         self._depth, self._in_text, self._escaped = 0, False, False
 
-    def feed(self, text: str, start: int) -> int | None:
-        """Reads more of an object, an array or a text, and returns the index behind its end, None before it."""
+    def feed(self, text: str, start: int, end: int) -> int | None:
+        """Reads more of an object, an array or a text: `text[start:end]`.
+
+        Returns:
+            The index behind its end; None before it.
+        """
         at = start
-        if self._escaped and at < len(text):
+        if self._escaped and at < end:
             self._escaped, at = False, at + 1
-        while found := (self.IN_TEXT if self._in_text else self.STRUCTURE).search(text, at):
+        while found := (self.IN_TEXT if self._in_text else self.STRUCTURE).search(text, at, end):
             at = found.end()
             match found.group():
                 case '"':
@@ -154,7 +170,7 @@ class JsonEnd:
                     if not self._in_text and not self._depth:
                         return at
                 case "\\":
-                    if at == len(text):
+                    if at == end:
                         self._escaped = True
                         return None
                     at += 1

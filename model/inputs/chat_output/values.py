@@ -2,16 +2,23 @@
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from model.inputs.chat_output.source import Source, Waiting
 
-MOST_LEVELS = 64
+MOST_LEVELS, MOST_BARE = 128, 2**14  # a number's digits
 BARE = re.compile(r"[^,\]\[(){}:=\s\"']")
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "0": "\0"}
 CODES = {"x": 2, "u": 4, "U": 8}
 CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
-NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?")
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+
+
+class Number(str):
+    """A number as it was written: Python's own would change some."""
+
+    __slots__ = ()
 
 
 class NoValue(Exception):
@@ -40,7 +47,7 @@ def read_value(source: Source, quote: str, levels: int = MOST_LEVELS) -> Waiting
         return (yield from _list(source, quote, levels - 1))
     if char == "{":
         return (yield from _mapping(source, quote, levels - 1))
-    return _bare((yield from source.matching(BARE, 400)))
+    return _bare((yield from source.matching(BARE, MOST_BARE)))
 
 
 def _raw(source: Source, quote: str) -> Waiting[str]:
@@ -122,6 +129,19 @@ def _bare(text: str) -> Any:
         raise NoValue
     if text in CONSTANTS:
         return CONSTANTS[text]
-    if NUMBER.fullmatch(text):
-        return json.loads(text)
-    return text
+    return Number(text) if NUMBER.fullmatch(text) else text
+
+
+def dumped(value: Any, shown: Callable[[str], str] = str) -> str:
+    """Returns a value that was read as JSON. shown: returns a text with special tokens written out."""
+    match value:
+        case Number():
+            return str(value)
+        case str():
+            return json.dumps(shown(value), ensure_ascii=False)
+        case list():
+            return "[" + ", ".join(dumped(one, shown) for one in value) + "]"
+        case dict():
+            members = (dumped(key, shown) + ": " + dumped(one, shown) for key, one in value.items())
+            return "{" + ", ".join(members) + "}"
+    return json.dumps(value)

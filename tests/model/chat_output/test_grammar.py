@@ -11,13 +11,13 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from model.inputs.chat_output.chat_output import ChatOutput
 from model.inputs.chat_output.families import TOOL_FORMAT_NAMES
 from model.inputs.chat_output.grammar_form import OutputForm
 from model.inputs.grammar_checker import GrammarChecker
-from model.inputs.grammar_process import output_grammar
+from model.inputs.grammar_process import output_grammar, tokenizer_of, trial_ids
 from model.inputs.grammars import GrammarRefused, limits
 from scheduler.structured import Structured
 from scheduler.tools import Choice, Tool, ToolUse
@@ -48,7 +48,8 @@ class Language:
 
     def __init__(self, form: OutputForm) -> None:
         self.form = form
-        self.grammar, self.tokenizer = output_grammar(form.constraint().text)
+        self.grammar, self.tokenizer = output_grammar(form).text(trial_ids(form)), tokenizer_of(len(form.ids))
+        self.numbers = trial_ids(form)
 
     def reads(self, text: str) -> tuple[int, bool]:
         """How many of the marked text's tokens may follow each other, and whether the output may end there."""
@@ -66,8 +67,8 @@ class Language:
 
     def ids(self, text: str) -> Iterator[int]:
         for char in text:
-            if char in self.form.ids:
-                yield self.form.ids[char]
+            if char in self.numbers:
+                yield self.numbers[char]
             else:
                 yield from char.encode("utf-8", "surrogatepass")
 
@@ -196,6 +197,10 @@ def test_an_answer_behind_reasoning() -> None:
         ("qwen3_coder", {"type": "object", "minProperties": 1}, "minProperties"),
         ("glm45", {"type": "object", "required": ["b"]}, "is no property"),
         ("lfm2", {"type": "object", "properties": {"a b": {}}}, "letters, digits"),
+        ("qwen3_coder", {"type": "object", "properties": {"a": {"$ref": "#/properties/b"}, "b": {}}}, "$ref"),
+        ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "enum": [1]}}}, "allows no text"),
+        ("glm45", {"type": "object", "properties": {"a": {"type": "string", "enum": ["b"], "const": "a"}}}, "no text"),
+        ("hermes", {"type": "object", "properties": {"\ud800": {}}}, "lone surrogate"),
         ("gemma4", {"type": "object", "properties": {"a": {}}}, "can have texts, numbers"),
         ("gemma4", {"type": "object", "properties": {"a": True}}, "need a type"),
     ],
@@ -224,11 +229,7 @@ def test_a_tool_without_arguments() -> None:
         form = form_of(name, False)
         wanted = form.form(ToolUse((Tool("now", strict=True),), Choice.REQUIRED, "now"), None, "")
         assert wanted is not None
-        assert not LLMatcher.validate_grammar(*_pair(wanted)), name
-
-
-def _pair(form: OutputForm) -> tuple[str, LLTokenizer]:
-    return output_grammar(form.constraint().text)
+        assert not LLMatcher.validate_grammar(output_grammar(wanted).text({}), tokenizer_of(0)), name
 
 
 def test_only_the_named_tool() -> None:

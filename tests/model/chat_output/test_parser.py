@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +48,7 @@ def form_of(name: str, special: bool, reasoning: str = "") -> ChatOutput:
 
 
 def parsed(form: ChatOutput, text: str, cuts: list[int] | None = None, prompt: str = "") -> Whole:
-    parsing = form.parsing(TOOLS, SCHEMAS, prompt, lambda number: f"id{number}")
+    parsing = form.parsing(TOOLS, SCHEMAS, form.thinks(prompt), lambda number: f"id{number}")
     assert parsing is not None
     parser, whole, text = OutputParser(parsing), Whole(), form.marks.marked(text)
     ends = [*sorted({cut % (len(text) + 1) for cut in cuts or ()}), len(text)]
@@ -169,7 +170,7 @@ def test_what_looks_like_a_call_is_text(name: str, text: str) -> None:
 
 def test_a_special_token_is_no_text_and_text_is_no_special_token() -> None:
     form = form_of("mistral", True)
-    parsing = form.parsing(TOOLS, SCHEMAS, "", str)
+    parsing = form.parsing(TOOLS, SCHEMAS, False, str)
     assert parsing is not None
     whole, parser = Whole(), OutputParser(parsing)
     whole.add(parser.push('[TOOL_CALLS]get_time[ARGS]{"tz": "a"}'))  # letters, as a user may have written them
@@ -202,3 +203,97 @@ def test_harmony() -> None:
         final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes"
         found = parsed(form_of("harmony", special), final)
         assert (found.reasoning, found.content) == ("Hm.", "Yes")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("qwen3_coder", '<tool_call><function=x><parameter=a>\n["x</parameter>y"]\n</parameter></function></tool_call>',
+         '{"a": ["x</parameter>y"]}'),
+        ("lfm2", "<|tool_call_start|>[x(n=1e999, m=" + "9" * 5000 + ")]<|tool_call_end|>",
+         '{"n": 1e999, "m": ' + "9" * 5000 + "}"),
+        ("hermes", '<tool_call>{"name": "get_time", "parameters": {"tz": "a"}}</tool_call>', '{"tz": "a"}'),
+        ("llama3", '{"type": "function", "name": "get_time", "parameters": {"tz": "a"}}', '{"tz": "a"}'),
+        ("llama3", '<|python_tag|>{"name": "get_time", "parameters": {"tz": "a"}}', '{"tz": "a"}'),
+
+    ],
+)  # fmt: skip
+def test_arguments_are_not_changed(name: str, text: str, arguments: str) -> None:
+    found = parsed(form_of(name, False), text)
+    assert [call[2] for call in found.calls] == [arguments]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "get_time", "query": {"tz": "a"}}</tool_call>'),
+        ("hermes", '<tool_call>{"name":"get_time","arguments":"{\\"tz\\":\\"\\ud8ff\\"}"}</tool_call>'),
+        ("pythonic", "[get_time(see below) is how you call it]"),
+        ("pythonic", '[get_time("UTC")]'),
+        ("harmony", "set to=functions.x then more and more of it, far more than sixty-four characters of text"),
+    ],
+)
+def test_nothing_is_called_with_arguments_that_are_lost(name: str, text: str) -> None:
+    form = form_of(name, False)
+    parsing = form.parsing(TOOLS, SCHEMAS, False, str)
+    assert parsing is not None
+    parser, whole = OutputParser(parsing), Whole()
+    whole.add(parser.push(text))
+    if name == "harmony":
+        assert whole.content, "it does not wait for the end"
+    whole.add(parser.end())
+    assert (whole.content, whole.calls) == (text, [])
+
+
+def test_a_special_token_within_arguments_is_text() -> None:
+    form = form_of("gemma4", True)
+    text = form.marks.marked('<|tool_call>call:get_time{tz:x<|"|>y<|"|>}<tool_call|>')
+    assert all(json.loads(call[2] or "{}") is not None for call in parsed(form, text).calls if call[2].endswith("}"))
+    hermes = ChatOutput.of("", {1000: "<tool_call>", 1001: '<"quote">'}, "hermes", "none")
+    (call,) = parsed(hermes, '<tool_call>{"name": "get_time", "arguments": {"tz": "<tool_call>"}}').calls
+    assert json.loads(call[2]) == {"tz": "<tool_call>"}
+
+
+def test_an_answer_has_no_calls_in_it() -> None:
+    form = form_of("qwen3_coder", False)
+    text = '{"a": "<tool_call><function=get_time></function></tool_call>"}'
+    parsing = form.parsing(TOOLS, SCHEMAS, False, str, answers=True)
+    assert parsing is not None
+    parser, whole = OutputParser(parsing), Whole()
+    whole.add(parser.push(text))
+    whole.add(parser.end())
+    assert (whole.content, whole.calls) == (text, [])
+
+
+@pytest.mark.parametrize("part", ['<tool_call>{"a":[', " " * 16, "<think>", "\n<tool_call>", '<tool_call>{"name": "'])
+def test_time_is_linear(part: str) -> None:
+    """Counted in what is looked at, not in seconds: of twice the text, at most some more than twice."""
+
+    def work(count: int) -> int:
+        form = form_of("hermes", False)
+        parsing = form.parsing(TOOLS, SCHEMAS, False, str)
+        assert parsing is not None
+        parser, looked = OutputParser(parsing), 0
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal looked
+            looked += event == "call" and "chat_output" in frame.f_code.co_filename
+            return None
+
+        sys.setprofile(trace)
+        try:
+            for _ in range(count):
+                parser.push(part)
+            parser.end()
+        finally:
+            sys.setprofile(None)
+        return looked
+
+    assert work(4000) < 2.6 * work(2000)
+
+
+def test_continued_reasoning() -> None:
+    form = form_of("hermes", False)
+    assert form.thinks("<think>\nI was about", continues=True)
+    assert not form.thinks("What does <think> mean?\nassistant:")
+    assert not form.thinks("<think></think>I was about", continues=True)
