@@ -152,8 +152,8 @@ class Runner:
         """
         work, self._may_have_run = StepWork.of(plan), False
         packed = self.batch.pack(work)
-        # `_run` alone returns prompt logprobs and counts encoded images.
-        if packed.prompts or packed.images:
+        # `_run` alone returns prompt logprobs, counts encoded images, and closes constrained outputs.
+        if packed.prompts or packed.images or self.batch.controls.processors.closes(packed.rows):
             return None
         self._may_have_run = True
         try:

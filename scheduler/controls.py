@@ -12,6 +12,7 @@ class LogitsParams:
     penalties, of tokens of prompt and output, of how often and of whether a token is in the output. processors_args:
     of a user's own processors, which come after these, (name, JSON object). grammar: a constraint on the whole output,
     which comes last (`model.inputs.grammars`), "" for none. grammar_salt: with whom its compiled form is shared.
+    grammar_tokens: within how many tokens its output is closed, 0 for none; grammar_short: tokens of a short output.
     reasoning_tokens: most tokens of reasoning, -1 for any number; it comes before the processors of a user. Reasoning
     is what stands between the tokens `reasoning_begin` and `reasoning_end`; reasons: the output begins within it;
     reasons_again: it may also begin later.
@@ -28,6 +29,8 @@ class LogitsParams:
     processors_args: tuple[tuple[str, str], ...] = ()
     grammar: str = ""
     grammar_salt: str = ""
+    grammar_tokens: int = 0
+    grammar_short: int = 0
     reasoning_tokens: int = -1
     reasoning_begin: tuple[int, ...] = ()
     reasoning_end: tuple[int, ...] = ()

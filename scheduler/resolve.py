@@ -36,6 +36,7 @@ def resolve(
     images: tuple[PromptImage, ...] = (),
     prefix_lm: bool = False,
     grammar: str = "",
+    short: int | None = None,
     reasoning: Mapping[str, Any] = NO_REASONING,
 ) -> Request:
     """Checks a client's request against an engine's limits, and returns what the engine runs.
@@ -51,6 +52,7 @@ def resolve(
         images: Images of the prompt.
         prefix_lm: Whether the prompt is a bidirectional prefix.
         grammar: Of the spec's constraint on its output, which `check_structured` has accepted; "" for none.
+        short: Tokens of a short output with the grammar; None where none is known. An engine closes the output in time.
         reasoning: Fields of `LogitsParams` that bound the reasoning.
 
     Raises:
@@ -68,12 +70,17 @@ def resolve(
     ends = () if stopping.ignore_eos else defaults.eos_token_ids
     stop_ids = tuple(dict.fromkeys((*ends, *stopping.stop_token_ids)))
     values = _values_in_force(sampling, defaults, minted_seed)
+    most_tokens = room if stopping.max_tokens is None else stopping.max_tokens
+    closed = {"grammar_tokens": most_tokens, "grammar_short": short} if grammar and short is not None else {}
+    if short is not None and not spec.output_prefix:
+        says = f"a short output that keeps the constraint has {short} tokens"
+        require(short <= most_tokens, "stopping.max_tokens", most_tokens, says)
     return Request(
         prompt=np.array(prompt, np.int32),
-        max_tokens=room if stopping.max_tokens is None else stopping.max_tokens,
+        max_tokens=most_tokens,
         stop_ids=stop_ids,
         controls=_controls(
-            spec, values, _logits_params(spec, {**values, **reasoning}, stop_ids, limits, bad_words, grammar)
+            spec, values, _logits_params(spec, {**values, **reasoning, **closed}, stop_ids, limits, bad_words, grammar)
         ),
         queue_timeout=spec.max_queue_time,
         scope=Scope(

@@ -5,6 +5,7 @@ import logging
 import signal
 import threading
 from collections import OrderedDict
+from typing import NamedTuple
 
 from model.inputs.chat_output.grammar_form import OutputConstraint
 from model.inputs.grammars import GrammarRefused
@@ -27,6 +28,18 @@ Asked = tuple[str, Constraint]
 """With whom the answer is shared, and what was asked."""
 
 
+class Checked(NamedTuple):
+    """A constraint that can be enforced.
+
+    Attributes:
+        grammar: Grammar of llguidance.
+        short: A short output, with marks in place of special tokens; None where none was found.
+    """
+
+    grammar: str
+    short: str | None = None
+
+
 class GrammarUnchecked(RuntimeError):
     """The process died of something else than the constraint, again and again. Says how."""
 
@@ -42,11 +55,11 @@ class GrammarChecker:
         self._asking = threading.Lock()  # held from a line to its answer
         self._caching = threading.Lock()
         self._process: LineProcess | None = None
-        self._cached: OrderedDict[Asked, str | GrammarRefused] = OrderedDict()
+        self._cached: OrderedDict[Asked, Checked | GrammarRefused] = OrderedDict()
         self._closed = False
 
-    def grammar(self, constraint: Constraint, sharing: str) -> str:
-        """Returns the grammar of a constraint, which an engine compiles.
+    def grammar(self, constraint: Constraint, sharing: str) -> Checked:
+        """Returns the grammar of a constraint, which an engine compiles, and a short output of it.
 
         Args:
             constraint: The constraint.
@@ -80,27 +93,27 @@ class GrammarChecker:
         """Returns whether the answer is cached, so that `grammar` does not wait."""
         return self._find((sharing, constraint)) is not None
 
-    def _find(self, key: Asked) -> str | GrammarRefused | None:
+    def _find(self, key: Asked) -> Checked | GrammarRefused | None:
         with self._caching:
             found = self._cached.get(key)
             if found is not None:
                 self._cached.move_to_end(key)
             return found
 
-    def _cache(self, key: Asked, answer: str | GrammarRefused) -> None:
+    def _cache(self, key: Asked, answer: Checked | GrammarRefused) -> None:
         with self._caching:
             self._cached[key] = answer
             while len(self._cached) > MOST_CACHED:
                 self._cached.popitem(last=False)
 
-    def _ask(self, constraint: Constraint) -> str | GrammarRefused:
+    def _ask(self, constraint: Constraint) -> Checked | GrammarRefused:
         line = json.dumps({"kind": constraint.kind, "text": constraint.text})
         for _ in range(TRIES):
             answer, code = self._exchange(line)
             if answer is not None:
                 if "unsound" in answer:
                     self._end()
-                return answer["grammar"] if "grammar" in answer else _refused(answer)
+                return Checked(answer["grammar"], answer.get("short")) if "grammar" in answer else _refused(answer)
             if code == -signal.SIGPROF:
                 return GrammarRefused(f"it takes more than {SECONDS:g} s to compile")
             if code in CRASHES:

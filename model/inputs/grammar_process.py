@@ -13,12 +13,14 @@ import signal
 import sys
 import threading
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from model.inputs.chat_output.grammar import OutputGrammar
 from model.inputs.chat_output.grammar_form import OUTPUT, OutputForm
+from model.inputs.completion import Completions
 from model.inputs.grammars import FIRST_SPECIAL, ByteVocabulary, GrammarRefused, grammar_of, try_grammar
 from model.inputs.process_limits import limit_memory
 
@@ -31,8 +33,11 @@ def tokenizer_of(special: int) -> LLTokenizer:
     return LLTokenizer(ByteVocabulary(special))  # type: ignore[arg-type] # it has what is asked of a wrapper
 
 
-def output_grammar(form: OutputForm) -> OutputGrammar:
+def output_grammar(form: OutputForm) -> tuple[OutputGrammar, LLMatcher]:
     """Makes the grammar of a form, and tries it.
+
+    Returns:
+        The grammar, and the constraint at the start of an output.
 
     Raises:
         GrammarRefused: It cannot be enforced. Names the field, where it is a tool's.
@@ -44,8 +49,26 @@ def output_grammar(form: OutputForm) -> OutputGrammar:
         content = json.loads(answer)["grammars"][0] if answer.startswith('{"grammars"') else {"lark_grammar": answer}
     made = OutputGrammar(form, tokenizer)
     made.make(content)
-    try_grammar(made.text(trial_ids(form)), tokenizer)
-    return made
+    return made, try_grammar(made.text(trial_ids(form)), tokenizer)
+
+
+@lru_cache(4)
+def completions_of(special: int) -> Completions:
+    """Returns the finder of completions for `tokenizer_of` as many special tokens."""
+    return Completions(tokenizer_of(special))
+
+
+def short_output(matcher: LLMatcher, marks: list[str]) -> str | None:
+    """Returns a short output, with marks in place of special tokens; None where none was found."""
+    path = completions_of(len(marks)).find(matcher)
+    if path is None:
+        return None
+    runs = groupby(path, key=lambda token: token >= FIRST_SPECIAL)
+    parts = (
+        [marks[token - FIRST_SPECIAL] for token in run] if special else [bytes(run).decode("utf-8", "replace")]
+        for special, run in runs
+    )
+    return "".join(part for run in parts for part in run)
 
 
 def trial_ids(form: OutputForm) -> dict[str, int]:
@@ -59,17 +82,19 @@ def answer_to(line: str) -> dict[str, str]:
         asked = json.loads(line)
         if asked["kind"] == OUTPUT:
             form = OutputForm.of_text(asked["text"])
-            grammar = output_grammar(form).text(form.ids)
+            made, matcher = output_grammar(form)
+            grammar, marks = made.text(form.ids), list(form.ids)
         else:
-            grammar = grammar_of(asked["kind"], asked["text"])
-            try_grammar(grammar, tokenizer_of(0))
+            grammar, marks = grammar_of(asked["kind"], asked["text"]), []
+            matcher = try_grammar(grammar, tokenizer_of(0))
+        short = short_output(matcher, marks)
     except GrammarRefused as refused:
         return {"refused": str(refused), "field": refused.field}
     except MemoryError:
         return {"refused": "it needs too much memory", "unsound": "1"}
     except BaseException as error:  # a panic of the library's Rust code is no Exception
         return {"refused": f"the library fails on it: {type(error).__name__}", "unsound": "1"}
-    return {"grammar": grammar}
+    return {"grammar": grammar} if short is None else {"grammar": grammar, "short": short}
 
 
 def answer(values: dict[str, Any]) -> None:

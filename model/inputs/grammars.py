@@ -268,8 +268,11 @@ def try_schema(schema: dict[str, Any], tokenizer: LLTokenizer) -> None:
         raise _refused(messages[0])
 
 
-def try_grammar(grammar: str, tokenizer: LLTokenizer) -> None:
+def try_grammar(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
     """Compiles a grammar and computes its first mask.
+
+    Returns:
+        The constraint at the start of an output.
 
     Raises:
         GrammarRefused: It cannot be compiled within `limits`, or allows no text at all.
@@ -281,6 +284,7 @@ def try_grammar(grammar: str, tokenizer: LLTokenizer) -> None:
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if matcher.is_error() or not any(mask):
         raise _refused(matcher.get_error() or NO_TEXT[0])
+    return matcher
 
 
 def _refused(message: str) -> GrammarRefused:

@@ -79,6 +79,28 @@ class ProcessorRows:
         if (mask := self._masks.get(row)) is not None:
             mask.drew(token)
 
+    def closes(self, rows: Ints) -> bool:
+        """Returns whether the draw of a row may have to be `settled`, for which the host must know it at once."""
+        return bool(self._masks) and any(
+            (mask := self._masks.get(row)) is not None and mask.soon for row in rows.tolist()
+        )
+
+    def settled(self, rows: Ints, tokens: Ints) -> Ints:
+        """Returns the tokens that are kept in place of drawn ones, so that constrained outputs are closed in time.
+
+        Args:
+            rows: [n] int64. Batch rows.
+            tokens: [n] int64. Drawn tokens.
+        """
+        kept = tokens
+        for i, row in enumerate(rows.tolist()):
+            if (mask := self._masks.get(row)) is not None and mask.near:
+                token = mask.settled(int(tokens[i]))
+                if token != kept[i]:
+                    kept = kept.copy() if kept is tokens else kept
+                    kept[i] = token
+        return kept
+
     def apply(self, logits: Tensor, rows: Ints, positions: Ints, keeps: bool = True, forbid: Forbid = forbid) -> Tensor:
         """Changes the logits of rows that have processors.
 

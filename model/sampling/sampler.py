@@ -195,7 +195,7 @@ def sample(
         ops: Operations over rows of logits.
     """
     summary = ops.summary(logits)
-    if controls.processors.asking[rows].any():
+    if adjusting := bool(controls.processors.asking[rows].any()):
         keeps = bool((controls.top_logprobs[rows] >= 0).any())
         adjusted = controls.processors.apply(logits, rows, positions, keeps, ops.forbid)
         best, tokens = map(_host, adjusted.max(-1))
@@ -208,6 +208,8 @@ def sample(
         for part, draw in ((~draws.cut, ops.draw), (draws.cut, ops.draw_from_top)):
             if part.any():
                 tokens[random[part]] = draw(adjusted, draws.of(part))
+    if adjusting:
+        tokens = controls.processors.settled(rows, tokens)
     logprobs = logprobs_of(logits, tokens, controls.top_logprobs[rows], summary)
     none = best == -np.inf
     logprobs.chosen[none & (summary.best > -np.inf)] = 0.0  # of no token, and no sign of logits that are not finite

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.errors import RequestFault
+from model.structured.closing import Closing
 from model.structured.forbidding import Forbid
 from model.structured.grammar_store import GrammarStore
 from scheduler.controls import LogitsParams
@@ -26,14 +27,20 @@ class GrammarMask:
     An output that is complete, and that nothing can follow, ends: its end tokens are drawn whatever other controls say.
     """
 
-    def __init__(self, matcher: "LLMatcher | RequestFault", words: int = 0) -> None:
+    def __init__(self, matcher: "LLMatcher | RequestFault", words: int = 0, closing: Closing | None = None) -> None:
         """Makes the constraint at the start of an output.
 
         Args:
             matcher: Its matcher, or why its grammar has none, which `apply_rows` raises.
             words: Words of 32 bits in a mask.
+            closing: Closes the output in time; None where it may be cut off.
         """
-        self._matcher, self.words = matcher, words
+        self._matcher, self.words, self._closing = matcher, words, closing
+
+    @property
+    def near(self) -> bool:
+        """Whether the next draw has to be `settled`."""
+        return self._closing is not None and self._closing.near
 
     @classmethod
     def of(cls, params: LogitsParams, store: GrammarStore | None) -> Self | None:
@@ -43,14 +50,30 @@ class GrammarMask:
         if store is None:
             return cls(RequestFault("structured_output is not available with this model"))
         try:
-            return cls(store.matcher(params.grammar, params.grammar_salt), store.words)
+            matcher, closing = store.matcher(params.grammar, params.grammar_salt), None
+            if params.grammar_tokens:
+                closing = Closing(store.completions, params.grammar_tokens, params.grammar_short)
+            return cls(matcher, store.words, closing)
         except RequestFault as fault:
             return cls(fault)
 
+    @property
+    def soon(self) -> bool:
+        """Whether that may be so, while the token of one draw is not known yet."""
+        return self._closing is not None and self._closing.soon
+
     def drew(self, token: int) -> None:
         """Records the next output token."""
+        if self._closing is not None and not isinstance(self._matcher, RequestFault):
+            self._closing.drew(self._matcher, token)
         if not isinstance(self._matcher, RequestFault) and not self._matcher.consume_token(token):
             self._matcher = _fault_of(self._matcher, f"token {token} of the output cannot follow those before it")
+
+    def settled(self, token: int) -> int:
+        """Returns the token that is kept in place of a drawn one, so that the output can be completed in time."""
+        if self._closing is None or isinstance(self._matcher, RequestFault):
+            return token
+        return self._closing.settled(self._matcher, token)
 
     def _fill(self, bits: NDArray[np.int32]) -> bool:
         """Writes the mask of the next draw, a bit a token, [ceil(vocabulary / 32)] int32.

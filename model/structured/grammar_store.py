@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from model.errors import RequestFault
+from model.inputs.completion import Completions
 
 if TYPE_CHECKING:  # an engine runs without the library too, and has no structured output then
     from llguidance import LLMatcher, LLTokenizer
@@ -18,6 +19,11 @@ log = logging.getLogger("quire.sampling")
 
 Key = tuple[str, str]
 """A grammar, and the salt of those who share its compiled form."""
+
+
+def _opened(vocabulary: "Callable[[], LLTokenizer]") -> "tuple[LLTokenizer, Completions]":
+    loaded = vocabulary()
+    return loaded, Completions(loaded)
 
 
 class GrammarStore:
@@ -34,7 +40,7 @@ class GrammarStore:
             vocabulary: Loads the model's vocabulary. Called once, in the thread.
         """
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="quire-grammars")
-        self._vocabulary = self._compiler.submit(vocabulary)
+        self._vocabulary = self._compiler.submit(_opened, vocabulary)
         self._lock = threading.Lock()
         self._cached: OrderedDict[Key, Future[LLMatcher]] = OrderedDict()
         self._text = 0  # characters of all that are cached
@@ -52,7 +58,7 @@ class GrammarStore:
     @property
     def words(self) -> int:
         """Words of 32 bits in a mask."""
-        return (self._vocabulary.result().vocab_size + 31) // 32
+        return (self._vocabulary.result()[0].vocab_size + 31) // 32
 
     @property
     def count(self) -> int:
@@ -82,6 +88,11 @@ class GrammarStore:
             return False
         future.result()
         return True
+
+    @property
+    def completions(self) -> "Completions":
+        """Finds completions of outputs."""
+        return self._vocabulary.result()[1]
 
     def matcher(self, grammar: str, salt: str) -> "LLMatcher":
         """Returns a matcher at the start of the output. Compiles the grammar where `ready` was not asked before.
@@ -125,7 +136,7 @@ class GrammarStore:
         from model.inputs.grammars import limits, shown
 
         try:
-            matcher = LLMatcher(self._vocabulary.result(), grammar, log_level=0, limits=limits())
+            matcher = LLMatcher(self._vocabulary.result()[0], grammar, log_level=0, limits=limits())
         except BaseException as error:  # a panic of the library's Rust code is no Exception
             log.exception("a grammar cannot be compiled")
             raise RequestFault(f"structured_output cannot be compiled: {type(error).__name__}") from None

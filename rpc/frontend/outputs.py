@@ -1,12 +1,14 @@
 """What the output of a request must be, and how it is read: constraints, tool calls, reasoning."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from model.inputs.chat_output.chat_output import NO_CHAT_OUTPUT, ChatOutput, call_ids
+from model.inputs.chat_output.marks import MARKS
 from model.inputs.chat_output.parser import Parsing
-from model.inputs.grammar_checker import Constraint, GrammarChecker, GrammarUnchecked
+from model.inputs.grammar_checker import Checked, Constraint, GrammarChecker, GrammarUnchecked
 from model.inputs.grammars import GrammarRefused
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed
@@ -19,6 +21,7 @@ from scheduler.spec import Spec
 from scheduler.tools import NO_TOOLS, ToolUse, object_of
 
 MOST_KNOWN = 2**18  # characters of parameters
+UNCONSTRAINED = Checked("")
 LAST = 64  # tokens at the end of a prompt, in which a template may begin the reasoning or end it
 
 
@@ -86,8 +89,8 @@ class Outputs:
                 return form.constraint()
         return spec.structured
 
-    def grammar(self, spec: Spec, end: str) -> str:
-        """Returns the grammar of the constraint on the output, "" without one.
+    def grammar(self, spec: Spec, end: str) -> Checked:
+        """Returns the grammar of the constraint on the output, "" without one, and a short output of it.
 
         Args:
             spec: The request.
@@ -99,7 +102,7 @@ class Outputs:
         """
         constraint = self._constraint(spec, end)
         if constraint is None:
-            return ""
+            return UNCONSTRAINED
         try:
             return self.grammars.grammar(constraint, spec.sharing)
         except GrammarRefused as refused:
@@ -111,6 +114,18 @@ class Outputs:
             raise InvalidRequest(name, value, str(refused)) from None
         except GrammarUnchecked as lost:
             raise RequestFailed("UNAVAILABLE", "GRAMMAR_UNCHECKED", str(lost), retry_after=1.0) from None
+
+    def short(self, checked: Checked, tokenizer: Tokenizer) -> int | None:
+        """Returns the tokens of a short output with a constraint; None where none is known.
+
+        Args:
+            checked: The constraint.
+            tokenizer: Tokenizer of the model.
+        """
+        if checked.short is None:
+            return None
+        parts = [part for part in re.split(f"([{MARKS}])", checked.short) if part]
+        return sum(1 if part in self.form.marks.ids else len(tokenizer.encode(part, False)) for part in parts)
 
     def reasoning(self, spec: Spec, end: str, tokenizer: Tokenizer) -> dict[str, object]:
         """Returns the fields of `LogitsParams` that bound the reasoning.

@@ -86,6 +86,7 @@ class Preparer:
             ids = self._prompt_ids(spec, images, limits)
             end = self.outputs.prompt_end(spec, ids, self.tokenizer)
             public = max((_common(prefix, ids) for prefix in self.public), default=0)
+            checked = self.outputs.grammar(spec, end)
             return resolve(
                 spec,
                 ids,
@@ -96,7 +97,8 @@ class Preparer:
                 self._bad_words(spec, limits),
                 () if self.images is None else placed(ids, images, self.images.token_id, spec.sharing),
                 self.prefix_lm,
-                self.outputs.grammar(spec, end),
+                checked.grammar,
+                self.outputs.short(checked, self.tokenizer),
                 self.outputs.reasoning(spec, end, self.tokenizer),
             )
         except InvalidRequest as error:

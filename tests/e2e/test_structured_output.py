@@ -82,6 +82,23 @@ def test_what_cannot_be_kept_is_refused_by_name(gateway: RunningGateway, server:
     assert plain.value.field == "spec.structured_output.json_schema"
 
 
+def test_it_closes_in_time_or_is_refused_at_the_door(server: RunningServer) -> None:
+    schema = {"structured_output": {"json_schema": Person.model_json_schema()}, "temperature": 2.0}
+    with Client(server.address) as own:
+        with pytest.raises(
+            InvalidRequestError, match="a short output that keeps the constraint has ([0-9]+) tokens"
+        ) as no:
+            own.generate("Who?", max_tokens=3, **schema)
+        assert no.value.field == "spec.stopping.max_tokens"
+        found = re.search("has ([0-9]+) tokens", str(no.value))
+        assert found is not None
+        least = int(found[1])
+        for most in (least, least + 1, least + 5):
+            for seed in range(4):
+                (made,) = own.generate("Who?", max_tokens=most, seed=seed, **schema).sequences
+                assert Person.model_validate_json(made.text)
+
+
 def test_the_command_line(server: RunningServer, tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(Person.model_json_schema()))

@@ -34,7 +34,7 @@ def processes() -> list[psutil.Process]:
 
 def serves(checker: GrammarChecker, text: str = "fine") -> bool:
     """A pattern that it has not seen."""
-    return text in checker.grammar(Structured.regex(text), "t")
+    return text in checker.grammar(Structured.regex(text), "t").grammar
 
 
 def nested(depth: int, key: str = "items") -> str:

@@ -10,11 +10,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 from tokenizers import Tokenizer as Library
 from tokenizers import models
 from torch import Tensor
 
 from model.errors import CheckpointError
+from model.inputs.completion import Completions
 from model.inputs.grammars import grammar_of
 from model.inputs.tokenizer import Tokenizer
 from model.structured.vocabulary import load_vocabulary
@@ -57,7 +59,12 @@ def tokenizer() -> Tokenizer:
 
 
 def constrained(
-    rig: Rig, prompt: list[int], structured: Structured = SCHEMA, max_tokens: int = MOST, **sampling: Any
+    rig: Rig,
+    prompt: list[int],
+    structured: Structured = SCHEMA,
+    max_tokens: int = MOST,
+    short: int | None = None,
+    **sampling: Any,
 ) -> Request:
     min_tokens = sampling.pop("min_tokens", 0)
     spec = Spec(
@@ -65,7 +72,7 @@ def constrained(
         stopping=Stopping(max_tokens=max_tokens, min_tokens=min_tokens), structured=structured,
     )  # fmt: skip
     grammar = grammar_of(structured.kind, structured.text)
-    return resolve(spec, prompt, rig.loaded.limits, rig.loaded.defaults, minted_seed=0, grammar=grammar)
+    return resolve(spec, prompt, rig.loaded.limits, rig.loaded.defaults, minted_seed=0, grammar=grammar, short=short)
 
 
 def run(rig: Rig, requests: Mapping[int, Request]) -> dict[Any, list[int]]:
@@ -172,6 +179,36 @@ def test_it_goes_on_from_every_token(llama: Path) -> None:
         resumed = make_rig(llama)
         results = resumed.play({0: [Submit(0, request, emitted=(tuple(whole[:known]),))]})
         assert results[0].tokens == whole
+
+
+@cache
+def shortest() -> int:
+    vocabulary = tokenizer().vocabulary(320, (END,))
+    path = Completions(vocabulary).find(LLMatcher(vocabulary, grammar_of(SCHEMA.kind, SCHEMA.text), log_level=0))
+    assert path is not None
+    return len(path)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("drawing", DRAWN)
+@pytest.mark.parametrize("ahead", [False, True], ids=["host draws", "device draws"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_it_is_closed_in_time_at_every_number_of_tokens(
+    llama: Path, drawing: dict[str, Any], ahead: bool, batched: bool
+) -> None:
+    rig = make_rig(llama, ahead=ahead)
+    numbers = range(shortest(), shortest() + 40)
+    made = {most: constrained(rig, PROMPTS[most % 6], SCHEMA, most, shortest(), **drawing) for most in numbers}
+    results = rig.run(made) if batched else {most: rig.run({most: request})[most] for most, request in made.items()}
+    for most, result in results.items():
+        assert result.end is not None
+        assert len(result.tokens) <= most
+        assert result.end.reason in (EndReason.STOP, EndReason.LENGTH)
+        tokens = [token for token in result.tokens if token != END]
+        jsonschema.validate(json.loads(tokenizer().decode(tokens, skip_special_tokens=False)), PERSON)
+        known = result.tokens[: len(result.tokens) * 2 // 3]
+        again = make_rig(llama, ahead=ahead).play({0: [Submit(0, made[most], emitted=(tuple(known),))]})
+        assert again[0].tokens == result.tokens, "as on another engine"
 
 
 def test_output_that_cannot_be_its_beginning_ends_the_request_alone(llama: Path) -> None:

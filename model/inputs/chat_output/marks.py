@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from model.inputs.chat_output.formats import ParameterTags
 
 FIRST, MOST = 0xD800, 2048  # surrogates
+MARKS = f"{chr(FIRST)}-{chr(FIRST + MOST - 1)}"  # for classes of characters in expressions
 NOT_LITERAL = ("name", "id_pattern", "call_id")
 
 T = TypeVar("T")

@@ -48,7 +48,7 @@ class Language:
 
     def __init__(self, form: OutputForm) -> None:
         self.form = form
-        self.grammar, self.tokenizer = output_grammar(form).text(trial_ids(form)), tokenizer_of(len(form.ids))
+        self.grammar, self.tokenizer = output_grammar(form)[0].text(trial_ids(form)), tokenizer_of(len(form.ids))
         self.numbers = trial_ids(form)
 
     def reads(self, text: str) -> tuple[int, bool]:
@@ -229,7 +229,7 @@ def test_a_tool_without_arguments() -> None:
         form = form_of(name, False)
         wanted = form.form(ToolUse((Tool("now", strict=True),), Choice.REQUIRED, "now"), None, "")
         assert wanted is not None
-        assert not LLMatcher.validate_grammar(output_grammar(wanted).text({}), tokenizer_of(0)), name
+        assert not LLMatcher.validate_grammar(output_grammar(wanted)[0].text({}), tokenizer_of(0)), name
 
 
 def test_only_the_named_tool() -> None:

@@ -1,0 +1,107 @@
+"""Completions of outputs: texts with which a constraint is complete, and as few tokens of them as are found.
+
+llguidance says which tokens may follow, not which way is short. The search is for bytes, breadth first with a few ways
+kept at each length. What closes a value comes first, since that is the short way in JSON, and in most of what models
+write. So the completion is a short one, not always the shortest.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+KEPT, TRIED = 6, 6  # ways at each length; bytes that each is continued with
+MOST_BYTES = 2048  # of a completion
+FEW = 16  # tokens that can follow, where special ones among them are tried
+CLOSERS, SPACES = b'"}])>0123456789,:', b" \t\n\r"
+"""Bytes that are tried first, and last."""
+
+Way = tuple["LLMatcher", list[int]]
+"""A constraint behind some tokens, and the tokens."""
+Ahead = tuple[bool, bytes]
+"""Whether an output may end there, and which tokens may follow."""
+
+
+class Completions:
+    """Finds completions with the tokens of one vocabulary."""
+
+    def __init__(self, vocabulary: "LLTokenizer") -> None:
+        """Makes the finder. vocabulary: bytes of the model's tokens."""
+        self._vocabulary = vocabulary
+        self.end = vocabulary.eos_token
+        """A token that ends a complete output."""
+        single = [vocabulary.tokenize_bytes(bytes([byte])) for byte in range(256)]
+        order = [*CLOSERS, *(byte for byte in range(256) if byte not in CLOSERS + SPACES), *SPACES]
+        self._spaces = frozenset(single[byte][0] for byte in SPACES if len(single[byte]) == 1)
+        self._tokens: NDArray[np.int64] = np.array([single[byte][0] for byte in order if len(single[byte]) == 1])
+
+    def find(self, matcher: "LLMatcher") -> list[int] | None:
+        """Returns tokens that complete an output, [] for one that is complete; None where none are found.
+
+        Args:
+            matcher: The constraint, at the end of the output. It is not changed.
+        """
+        if matcher.is_stopped():
+            return []
+        ways: dict[int, dict[Ahead, Way]] = {0: {self._ahead(matcher): (matcher.deep_copy(), [])}}  # by bytes
+        for length in range(MOST_BYTES):
+            kept = ways.pop(length, {})
+            for (accepts, _), (_, tokens) in kept.items():
+                if accepts:
+                    return self._shortened(matcher, tokens)
+            self._add_longer(ways, kept, length)
+            if not ways:
+                return None
+        return None
+
+    def _ahead(self, way: "LLMatcher") -> "Ahead":
+        return way.is_accepting(), way.compute_bitmask()
+
+    def _add_longer(self, ways: "dict[int, dict[Ahead, Way]]", kept: "dict[Ahead, Way]", length: int) -> None:
+        """Adds the continuations of ways of this length, the best of each first; of those that look alike one."""
+        continued = [self._continuations(way, mask) for (_, mask), (way, _) in kept.items()]
+        for rank in range(TRIED):
+            for (way, tokens), following in zip(kept.values(), continued, strict=True):
+                if rank < len(following):
+                    size = sum(map(self._size, following[rank]))
+                    others = ways.setdefault(length + size, {})
+                    if len(others) < KEPT and (longer := way.deep_copy()).consume_tokens(following[rank]):
+                        others.setdefault(self._ahead(longer), (longer, tokens + following[rank]))
+
+    def _size(self, token: int) -> int:
+        return 1 if self._vocabulary.is_special_token(token) else max(1, len(self._vocabulary.decode_bytes([token])))
+
+    def _continuations(self, way: "LLMatcher", bits: bytes) -> list[list[int]]:
+        if forced := way.compute_ff_tokens():
+            return [forced]
+        mask = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+        single = self._tokens[mask[self._tokens] > 0].tolist()
+        if len(single) > 1:  # between tokens of JSON there may be spaces, or none
+            single = [token for token in single if token not in self._spaces] or single
+        few = np.flatnonzero(mask).tolist() if mask.sum() <= FEW else []
+        special = [token for token in few if self._vocabulary.is_special_token(token) and token != self.end]
+        return [[token] for token in (*single[: TRIED - 1], *special)][:TRIED]
+
+    def _shortened(self, matcher: "LLMatcher", tokens: list[int]) -> list[int]:
+        """Returns the same text in fewer tokens, where the model's tokenizer has such."""
+        fewer = [token for run in self._runs(tokens) for token in run]
+        if len(fewer) < len(tokens) and matcher.validate_tokens(fewer) == len(fewer):
+            return fewer
+        return tokens
+
+    def _runs(self, tokens: list[int]) -> Iterator[list[int]]:
+        """Yields runs of text in the tokenizer's own tokens, and special tokens as they are."""
+        run = list[int]()
+        for token in [*tokens, -1]:
+            if token >= 0 and not self._vocabulary.is_special_token(token):
+                run.append(token)
+                continue
+            if run:
+                yield self._vocabulary.tokenize_bytes(self._vocabulary.decode_bytes(run))
+                run = []
+            if token >= 0:
+                yield [token]

@@ -1,0 +1,151 @@
+"""Constrained outputs are complete within their tokens, whatever is drawn, and the same when they are made again."""
+
+import json
+import random
+import re
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from model.inputs.completion import Completions
+from model.inputs.grammars import ByteVocabulary, grammar_of, limits
+from model.structured.closing import AHEAD, MORE, Closing
+from scheduler.structured import Structured
+from tests.support.planted import plant
+
+END = 256
+VOCABULARY = LLTokenizer(ByteVocabulary())  # type: ignore[arg-type] # it has what is asked of a wrapper
+COMPLETIONS = Completions(VOCABULARY)
+
+TREE = {
+    "$ref": "#/$defs/t",
+    "$defs": {
+        "t": {
+            "type": "object",
+            "properties": {"v": {"type": "integer"}, "k": {"type": "array", "items": {"$ref": "#/$defs/t"}}},
+            "required": ["v", "k"],
+            "additionalProperties": False,
+        }
+    },
+}
+SCHEMAS: dict[str, Any] = {
+    "flat": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {"enum": ["long one", "y"]}},
+        "required": ["a", "b", "c"],
+        "additionalProperties": False,
+    },
+    "any object": {"type": "object"},
+    "tree": TREE,
+    "dates": {"type": "array", "items": {"type": "string", "format": "date"}, "minItems": 2},
+    "lengths": {"type": "array", "items": {"type": "string", "minLength": 5}, "minItems": 2, "maxItems": 4},
+    "either": {
+        "anyOf": [{"type": "object", "properties": {"n": {"type": "null"}}, "required": ["n"]}, {"type": "string"}]
+    },
+    "numbers": {"type": "array", "items": {"type": "number", "minimum": -1, "maximum": 7}},
+}  # fmt: skip
+OTHERS = {
+    "bounded": Structured.regex("a{3,10}b"),
+    "choice": Structured.choice(["abc", "z", "zebra"]),
+    "pairs": Structured.grammar('start: "<" start ">" | "x"'),
+}
+
+
+@cache
+def matcher_of(name: str) -> LLMatcher:
+    constraint = OTHERS[name] if name in OTHERS else Structured.json_schema(SCHEMAS[name])
+    return LLMatcher(VOCABULARY, grammar_of(constraint.kind, constraint.text), log_level=0, limits=limits())
+
+
+def shortest(name: str) -> int:
+    path = COMPLETIONS.find(matcher_of(name))
+    assert path is not None
+    return len(path)
+
+
+def written(name: str, most: int, seed: int, cut: int | None = None) -> list[int]:
+    """Tokens of an output of random draws. cut: the processor is made anew behind this many tokens."""
+    matcher, closing = matcher_of(name).deep_copy(), Closing(COMPLETIONS, most, shortest(name))
+    tokens, rng = list[int](), random.Random(seed)
+    while len(tokens) < most and not matcher.is_stopped():
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        token = rng.choice([t for t in range(END + 1) if mask >> t & 1])
+        if closing.near:
+            token = closing.settled(matcher, token)
+        closing.drew(matcher, token)
+        assert matcher.consume_token(token)
+        tokens.append(token)
+        if len(tokens) == cut:
+            matcher, closing = matcher_of(name).deep_copy(), Closing(COMPLETIONS, most, shortest(name))
+            for known in tokens:
+                closing.drew(matcher, known)
+                assert matcher.consume_token(known)
+    assert matcher.is_accepting() or matcher.is_stopped()
+    return tokens
+
+
+def is_valid(name: str, text: str) -> bool:
+    if name in OTHERS:
+        return {"bounded": re.fullmatch("a{3,10}b", text), "choice": text in ("abc", "z", "zebra"),
+                "pairs": re.fullmatch("<*x>*", text)}[name] not in (None, False)  # fmt: skip
+    jsonschema.validate(json.loads(text), SCHEMAS[name])
+    return True
+
+
+@pytest.mark.parametrize("name", [*SCHEMAS, *OTHERS])
+@settings(max_examples=10)
+@given(st.integers(0, 40), st.integers(0, 2**32))
+def test_an_output_is_complete_within_any_number_of_tokens_that_is_enough(name: str, more: int, seed: int) -> None:
+    most = shortest(name) + more
+    tokens = written(name, most, seed)
+    assert len(tokens) <= most
+    assert is_valid(name, bytes(token for token in tokens if token != END).decode("utf-8", "replace"))
+
+
+@pytest.mark.parametrize("name", ["flat", "tree", "dates", "any object"])
+@settings(max_examples=8)
+@given(st.integers(0, 40), st.integers(0, 2**32), st.integers(1, 60))
+def test_it_is_the_same_when_it_is_made_again_in_the_middle(name: str, more: int, seed: int, cut: int) -> None:
+    most = shortest(name) + more
+    assert written(name, most, seed, cut) == written(name, most, seed)
+
+
+def test_an_output_with_room_is_not_looked_at() -> None:
+    closing = Closing(COMPLETIONS, 1000, 10)
+    assert not closing.near
+    assert Closing(COMPLETIONS, AHEAD * 10 + MORE, 10).near
+
+
+def test_short_ways_are_found() -> None:
+    texts = {
+        name: VOCABULARY.decode_bytes(COMPLETIONS.find(matcher_of(name)) or []).decode() for name in (*SCHEMAS, *OTHERS)
+    }
+    assert texts["any object"] == "{}"
+    assert texts["choice"] == "z"
+    assert texts["bounded"] == "aaab"
+    assert texts["pairs"] == "x"
+    assert texts["either"] == '""'
+    assert texts["numbers"] == "[]"
+    assert texts["tree"] == '{"v":0,"k":[]}'
+    for name in SCHEMAS:
+        assert is_valid(name, texts[name])
+
+
+def test_where_no_way_is_found_nothing_is_changed() -> None:
+    grammar = grammar_of("regex", "[a-z]{5,}x")
+    matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
+    completions = Completions(VOCABULARY)
+    if completions.find(matcher) is None:
+        closing = Closing(completions, 6, 0)
+        assert closing.settled(matcher, ord("b")) == ord("b")
+
+
+def test_harness_catches_a_completion_that_is_a_token_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, Closing, "settled", lambda right: lambda closing, matcher, token: token)
+    with pytest.raises(AssertionError):
+        assert [written("flat", shortest("flat") + 3, seed) for seed in range(20)]
