@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-KEPT, TRIED = 6, 6  # ways at each length; bytes that each is continued with
-MOST_BYTES = 2048  # of a completion
+KEPT, TRIED = 4, 5  # ways at each length; bytes that each is continued with
+MOST_BYTES, MOST_STEPS = 1024, 400  # of a completion; matchers of a search, of 40 us each
 FEW = 16  # tokens that can follow, where special ones among them are tried
-CLOSERS, SPACES = b'"}])>0123456789,:', b" \t\n\r"
+CLOSERS, SPACES = b'}])>"0123456789,:', b" \t\n\r"
 """Bytes that are tried first, and last."""
+IN_TEXT = 64  # tokens that can follow; where more can, it is within a text, which a quote closes
 
 Way = tuple["LLMatcher", list[int]]
 """A constraint behind some tokens, and the tokens."""
@@ -36,41 +37,61 @@ class Completions:
         """A token that ends a complete output."""
         single = [vocabulary.tokenize_bytes(bytes([byte])) for byte in range(256)]
         order = [*CLOSERS, *(byte for byte in range(256) if byte not in CLOSERS + SPACES), *SPACES]
+        self._quote = single[ord('"')][0]
         self._spaces = frozenset(single[byte][0] for byte in SPACES if len(single[byte]) == 1)
         self._tokens: NDArray[np.int64] = np.array([single[byte][0] for byte in order if len(single[byte]) == 1])
 
-    def find(self, matcher: "LLMatcher") -> list[int] | None:
+    def find(self, matcher: "LLMatcher", room: int = 0) -> list[int] | None:
         """Returns tokens that complete an output, [] for one that is complete; None where none are found.
 
         Args:
             matcher: The constraint, at the end of the output. It is not changed.
+            room: Tokens that it may have. Where the first that is found has more, a shorter one is searched for.
         """
         if matcher.is_stopped():
             return []
+        found = self._search(matcher, 1, 1)
+        if found is not None and len(found) <= room:
+            return found
+        other = self._search(matcher, KEPT, TRIED)
+        return min((path for path in (found, other) if path is not None), key=len, default=None)
+
+    def _search(self, matcher: "LLMatcher", kept: int, tried: int) -> list[int] | None:
+        """Searches with this many ways at each length, each of which is continued with so many bytes."""
         ways: dict[int, dict[Ahead, Way]] = {0: {self._ahead(matcher): (matcher.deep_copy(), [])}}  # by bytes
+        left = MOST_STEPS
         for length in range(MOST_BYTES):
-            kept = ways.pop(length, {})
-            for (accepts, _), (_, tokens) in kept.items():
+            best = ways.pop(length, {})
+            for (accepts, _), (_, tokens) in best.items():
                 if accepts:
                     return self._shortened(matcher, tokens)
-            self._add_longer(ways, kept, length)
-            if not ways:
+            left -= self._add_longer(ways, best, length, kept, tried)
+            if not ways or left < 0:
                 return None
         return None
 
     def _ahead(self, way: "LLMatcher") -> "Ahead":
         return way.is_accepting(), way.compute_bitmask()
 
-    def _add_longer(self, ways: "dict[int, dict[Ahead, Way]]", kept: "dict[Ahead, Way]", length: int) -> None:
-        """Adds the continuations of ways of this length, the best of each first; of those that look alike one."""
-        continued = [self._continuations(way, mask) for (_, mask), (way, _) in kept.items()]
-        for rank in range(TRIED):
-            for (way, tokens), following in zip(kept.values(), continued, strict=True):
+    def _add_longer(
+        self, ways: "dict[int, dict[Ahead, Way]]", best: "dict[Ahead, Way]", length: int, kept: int, tried: int
+    ) -> int:
+        """Adds the continuations of ways of this length, the best of each first; of those that look alike one.
+
+        Returns:
+            The number of matchers that this took.
+        """
+        continued = [self._continuations(way, mask)[:tried] for (_, mask), (way, _) in best.items()]
+        made = 0
+        for rank in range(tried):
+            for (way, tokens), following in zip(best.values(), continued, strict=True):
                 if rank < len(following):
                     size = sum(map(self._size, following[rank]))
                     others = ways.setdefault(length + size, {})
-                    if len(others) < KEPT and (longer := way.deep_copy()).consume_tokens(following[rank]):
+                    if len(others) < kept and (longer := way.deep_copy()).consume_tokens(following[rank]):
+                        made += 1
                         others.setdefault(self._ahead(longer), (longer, tokens + following[rank]))
+        return made
 
     def _size(self, token: int) -> int:
         return 1 if self._vocabulary.is_special_token(token) else max(1, len(self._vocabulary.decode_bytes([token])))
@@ -82,6 +103,8 @@ class Completions:
         single = self._tokens[mask[self._tokens] > 0].tolist()
         if len(single) > 1:  # between tokens of JSON there may be spaces, or none
             single = [token for token in single if token not in self._spaces] or single
+        if self._quote in single and len(single) > IN_TEXT:
+            single = [self._quote, *single]
         few = np.flatnonzero(mask).tolist() if mask.sum() <= FEW else []
         special = [token for token in few if self._vocabulary.is_special_token(token) and token != self.end]
         return [[token] for token in (*single[: TRIED - 1], *special)][:TRIED]

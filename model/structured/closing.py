@@ -53,11 +53,11 @@ class Closing:
         """
         left = self._most - self._position
         if self._path is None:
-            self._path = self._completions.find(matcher)
+            self._path = self._completions.find(matcher, left)
         path = self._path
         if path is None or len(path) > left:
             return token  # there is no way to close it in time
-        behind = self._path_behind(matcher, path, token)
+        behind = self._path_behind(matcher, path, token, left - 1)
         if behind is None or len(behind) >= left:
             token, behind = (path[0], path[1:]) if path else (self._completions.end, [])
         self._next = token, behind
@@ -71,15 +71,24 @@ class Closing:
             token: The token.
         """
         if self.near:
+            left = self._most - self._position
             if self._path is None:
-                self._path = self._completions.find(matcher)
+                self._path = self._completions.find(matcher, left)
             known = self._next is not None and self._next[0] == token
-            self._path = self._next[1] if known and self._next else self._path_behind(matcher, self._path, token)
+            behind = self._next[1] if known and self._next else None
+            self._path = behind if known else self._path_behind(matcher, self._path, token, left - 1)
         self._next = None
         self._position += 1
 
-    def _path_behind(self, matcher: "LLMatcher", path: list[int] | None, token: int) -> list[int] | None:
-        """Returns a completion of the output with one more token. path: a completion without it."""
+    def _path_behind(self, matcher: "LLMatcher", path: list[int] | None, token: int, room: int) -> list[int] | None:
+        """Returns a completion of the output with one more token.
+
+        Args:
+            matcher: The constraint before it.
+            path: A completion without it.
+            token: The token.
+            room: Tokens that it may have.
+        """
         if path and token == path[0]:
             return path[1:]
         behind = matcher.deep_copy()
@@ -91,4 +100,4 @@ class Closing:
             completed = behind.deep_copy()
             if completed.try_consume_tokens(path) == len(path) and completed.is_accepting():
                 return path
-        return self._completions.find(behind)
+        return self._completions.find(behind, room)
