@@ -4,9 +4,10 @@ The tokenizer is a BPE as large as the model's vocabulary, trained on the source
 the time of a mask depends on the tokens. Weights are random, so that a constrained row draws all that its schema
 allows.
 
-`mask` and `advance` are of one row and one token: which tokens may follow, and the matcher's step. `compile` is what an
-engine does with a grammar that it has not seen, `check` what the frontend's process does before, `start` what a request
-costs whose grammar is known. In the batch 16 requests of 32 tokens get 256 tokens each, all of them free and all of
+`mask` and `advance` are of one row and one token: which tokens may follow, and the matcher's step. `completion` is a
+search for the end of an output, as some tokens near `max_tokens` need one. `compile` is what an engine does with a
+grammar that it has not seen, `check` what the frontend's process does before, `start` what a request costs whose
+grammar is known. In the batch 16 requests of 32 tokens get 256 tokens each, all of them free and all of
 them with a schema in turn.
 
 python -m bench.structured_output [--model qwen3-0.6b] [--rounds 3]
@@ -28,8 +29,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from bench.figures import AsJson, show
 from bench.shapes import MODELS, write_model
+from model.inputs.completion import Completions
 from model.inputs.grammar_checker import GrammarChecker
 from model.inputs.grammars import grammar_of, limits
+from model.structured.grammar_store import SECONDS
 from model.structured.vocabulary import load_vocabulary
 from rpc.offline.llm import LLM
 from scheduler.parameters import Sampling, Stopping
@@ -113,12 +116,15 @@ def of_one_row(structured: Structured, vocabulary: LLTokenizer, width: int) -> d
     """Walks through random outputs. Returns microseconds and milliseconds."""
     grammar, rng = grammar_of(structured.kind, structured.text), random.Random(0)
     masks, advances, bits = list[float](), list[float](), np.empty((width + 31) // 32, np.int32)
+    completions, ways = Completions(vocabulary, SECONDS), list[float]()
     first, compiled = timed(lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=limits()))
     first_mask = timed(lambda: first.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes))[1]
     starts = [timed(first.deep_copy)[1] for _ in range(20)]
     for _ in range(WALKS):
         matcher = first.deep_copy()
-        for _ in range(LONGEST):
+        for number in range(LONGEST):
+            if number % 20 == 0:
+                ways.append(timed(lambda m=matcher: completions.find(m, LONGEST))[1])  # type: ignore[misc]
             masks.append(timed(lambda m=matcher: m.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes))[1])  # type: ignore[misc]
             allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
             if matcher.is_stopped() or not len(allowed):
@@ -138,6 +144,8 @@ def of_one_row(structured: Structured, vocabulary: LLTokenizer, width: int) -> d
         "mask_p99_us": 1e6 * float(np.percentile(masks, 99)),
         "mask_most_us": 1e6 * max(masks),
         "advance_median_us": 1e6 * median(advances),
+        "completion_median_ms": 1e3 * median(ways),
+        "completion_most_ms": 1e3 * max(ways),
         "check_ms": 1e3 * checked,
         "compile_ms": 1e3 * compiled,
         "first_mask_ms": 1e3 * first_mask,

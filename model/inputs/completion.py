@@ -5,6 +5,7 @@ kept at each length. What closes a value comes first, since that is the short wa
 write. So the completion is a short one, not always the shortest.
 """
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -30,9 +31,14 @@ Ahead = tuple[bool, bytes]
 class Completions:
     """Finds completions with the tokens of one vocabulary."""
 
-    def __init__(self, vocabulary: "LLTokenizer") -> None:
-        """Makes the finder. vocabulary: bytes of the model's tokens."""
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: "LLTokenizer", seconds: float) -> None:
+        """Makes the finder.
+
+        Args:
+            vocabulary: Bytes of the model's tokens.
+            seconds: Processor time that a search may take. A mask of a hostile grammar takes 20 ms.
+        """
+        self._vocabulary, self._seconds = vocabulary, seconds
         self.end = vocabulary.eos_token
         """A token that ends a complete output."""
         single = [vocabulary.tokenize_bytes(bytes([byte])) for byte in range(256)]
@@ -42,7 +48,7 @@ class Completions:
         self._tokens: NDArray[np.int64] = np.array([single[byte][0] for byte in order if len(single[byte]) == 1])
 
     def find(self, matcher: "LLMatcher", room: int = 0) -> list[int] | None:
-        """Returns tokens that complete an output, [] for one that is complete; None where none are found.
+        """Returns tokens that complete an output, [] for one that is complete; None where none are found in time.
 
         Args:
             matcher: The constraint, at the end of the output. It is not changed.
@@ -50,14 +56,15 @@ class Completions:
         """
         if matcher.is_stopped():
             return []
-        found = self._search(matcher, 1, 1)
+        end = time.thread_time() + self._seconds
+        found = self._search(matcher, 1, 1, end)
         if found is not None and len(found) <= room:
             return found
-        other = self._search(matcher, KEPT, TRIED)
+        other = self._search(matcher, KEPT, TRIED, end)
         return min((path for path in (found, other) if path is not None), key=len, default=None)
 
-    def _search(self, matcher: "LLMatcher", kept: int, tried: int) -> list[int] | None:
-        """Searches with this many ways at each length, each of which is continued with so many bytes."""
+    def _search(self, matcher: "LLMatcher", kept: int, tried: int, end: float) -> list[int] | None:
+        """Searches until a time, with this many ways at each length, each of which is continued with so many bytes."""
         ways: dict[int, dict[Ahead, Way]] = {0: {self._ahead(matcher): (matcher.deep_copy(), [])}}  # by bytes
         left = MOST_STEPS
         for length in range(MOST_BYTES):
@@ -66,7 +73,7 @@ class Completions:
                 if accepts:
                     return self._shortened(matcher, tokens)
             left -= self._add_longer(ways, best, length, kept, tried)
-            if not ways or left < 0:
+            if not ways or left < 0 or time.thread_time() > end:
                 return None
         return None
 

@@ -24,6 +24,7 @@ from model.inputs.completion import Completions
 from model.inputs.grammars import FIRST_SPECIAL, ByteVocabulary, GrammarRefused, grammar_of, try_grammar
 from model.inputs.process_limits import limit_memory
 
+SEARCH_SECONDS = 0.2  # for a short output
 STACK = 4 * 2**20  # bytes; engines have 8 MiB
 
 
@@ -55,7 +56,7 @@ def output_grammar(form: OutputForm) -> tuple[OutputGrammar, LLMatcher]:
 @lru_cache(4)
 def completions_of(special: int) -> Completions:
     """Returns the finder of completions for `tokenizer_of` as many special tokens."""
-    return Completions(tokenizer_of(special))
+    return Completions(tokenizer_of(special), SEARCH_SECONDS)
 
 
 def short_output(matcher: LLMatcher, marks: list[str]) -> str | None:

@@ -56,7 +56,8 @@ class Closing:
             self._path = self._completions.find(matcher, left)
         path = self._path
         if path is None or len(path) > left:
-            return token  # there is no way to close it in time
+            self._begins = self._most  # there is no way to close it in time, or none that is found soon
+            return token
         behind = self._path_behind(matcher, path, token, left - 1)
         if behind is None or len(behind) >= left:
             token, behind = (path[0], path[1:]) if path else (self._completions.end, [])
@@ -77,6 +78,8 @@ class Closing:
             known = self._next is not None and self._next[0] == token
             behind = self._next[1] if known and self._next else None
             self._path = behind if known else self._path_behind(matcher, self._path, token, left - 1)
+            if self._path is None:
+                self._begins = self._most
         self._next = None
         self._position += 1
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # an engine runs without the library too, and has no structur
 
 MOST_CACHED, MOST_TEXT = 1024, 2**22  # grammars, and characters of them all; compiled they take some 270 times that
 
+SECONDS = 0.03  # of processor time, for a completion of an output
+
 log = logging.getLogger("quire.sampling")
 
 Key = tuple[str, str]
@@ -23,7 +25,7 @@ Key = tuple[str, str]
 
 def _opened(vocabulary: "Callable[[], LLTokenizer]") -> "tuple[LLTokenizer, Completions]":
     loaded = vocabulary()
-    return loaded, Completions(loaded)
+    return loaded, Completions(loaded, SECONDS)
 
 
 class GrammarStore:

@@ -20,7 +20,7 @@ from tests.support.planted import plant
 
 END = 256
 VOCABULARY = LLTokenizer(ByteVocabulary())  # type: ignore[arg-type] # it has what is asked of a wrapper
-COMPLETIONS = Completions(VOCABULARY)
+COMPLETIONS = Completions(VOCABULARY, 10.0)
 
 TREE = {
     "$ref": "#/$defs/t",
@@ -139,7 +139,7 @@ def test_short_ways_are_found() -> None:
 def test_where_no_way_is_found_nothing_is_changed() -> None:
     grammar = grammar_of("regex", "[a-z]{5,}x")
     matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
-    completions = Completions(VOCABULARY)
+    completions = Completions(VOCABULARY, 10.0)
     if completions.find(matcher) is None:
         closing = Closing(completions, 6, 0)
         assert closing.settled(matcher, ord("b")) == ord("b")

@@ -184,7 +184,7 @@ def test_it_goes_on_from_every_token(llama: Path) -> None:
 @cache
 def shortest() -> int:
     vocabulary = tokenizer().vocabulary(320, (END,))
-    path = Completions(vocabulary).find(LLMatcher(vocabulary, grammar_of(SCHEMA.kind, SCHEMA.text), log_level=0))
+    path = Completions(vocabulary, 10.0).find(LLMatcher(vocabulary, grammar_of(SCHEMA.kind, SCHEMA.text), log_level=0))
     assert path is not None
     return len(path)
 
