@@ -91,7 +91,7 @@ def test_requests_are_counted_logged_and_traced(
     ends = [(line["request_id"], line["status"], line["error"], line["completion_tokens"]) for line in told]
     assert ends[:4] == [
         ("whole", 200, None, 10), ("stream", 200, None, 5), ("refused", 400, "invalid_field", 0),
-        ("tools", 400, "unsupported_parameter", 0),
+        ("tools", 400, "invalid_value", 0),
     ]  # fmt: skip
     assert [(line["endpoint"], line["status"]) for line in told[4:7]] == [
         ("/v1/models", 200), ("other", 404), ("/v1/models/{name}", 404),

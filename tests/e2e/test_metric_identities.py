@@ -6,7 +6,7 @@ and both sides must agree to the token.
 
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -24,7 +24,7 @@ from tests.support.secrets import write
 from tests.support.server import RunningServer, running_server, stream_request
 
 ENGINE = "rpc.engines.engine_process"
-LONG = 500
+LONG = 900
 FLAGS = ("--replicas", "2", "--kv-cache-memory", "64MiB", "--engine-timeout", "60")
 GAUGES = (
     "quire_num_requests_running", "quire_num_requests_waiting", "quire_num_tokens_waiting", "quire_kv_pages_used",
@@ -72,12 +72,12 @@ class Rig:
         self.tally = CallCounts(server.stub(grpc.intercept_channel(channel, callers)))
         self.admin = admin_grpc.AdminServiceStub(admin)
 
-    def streams(self, count: int, seconds: int = 60) -> list[Running]:
-        """Long ones, each of which has a token. seconds: that they may take."""
+    def streams(self, count: int, seconds: Sequence[int] = ()) -> list[Running]:
+        """Long ones, each of which has a token. seconds: that each may take; 60 where none are given."""
         before = self.server.metrics()[FIRSTS]
         requests = [stream_request(f"Scene {i}.", LONG, seed=i) for i in range(count)]
-        for one in requests:
-            one.spec.max_time.seconds = seconds
+        for one, most in zip(requests, seconds or [60] * count, strict=True):
+            one.spec.max_time.seconds = most
         made = [self.tally.stream(one) for one in requests]
         wait_until(lambda: self.server.metrics()[FIRSTS] >= before + count, "a token of each stream")
         return made
@@ -198,8 +198,8 @@ def test_refusals_of_every_kind(rig: Rig) -> None:
 
 
 def test_streams_that_are_cut_off_count_what_arrived_and_nothing_after(rig: Rig) -> None:
-    cancelled = rig.streams(3)
-    running = [*cancelled, *rig.streams(3, seconds=5)]
+    running = rig.streams(6, seconds=[60, 60, 60, 5, 5, 5])  # at once: none may be over before the engines stop
+    cancelled = running[:3]
     with rig.stopped():
         for one in cancelled:
             one.call.cancel()
