@@ -37,6 +37,7 @@ def resolve(
     prefix_lm: bool = False,
     grammar: str = "",
     short: int | None = None,
+    least: int = 0,
     reasoning: Mapping[str, Any] = NO_REASONING,
 ) -> Request:
     """Checks a client's request against an engine's limits, and returns what the engine runs.
@@ -53,6 +54,7 @@ def resolve(
         prefix_lm: Whether the prompt is a bidirectional prefix.
         grammar: Of the spec's constraint on its output, which `check_structured` has accepted; "" for none.
         short: Tokens of a short output with the grammar; None where none is known. An engine closes the output in time.
+        least: Fewest tokens of an output with it, 0 where that is not known.
         reasoning: Fields of `LogitsParams` that bound the reasoning.
 
     Raises:
@@ -72,9 +74,9 @@ def resolve(
     values = _values_in_force(sampling, defaults, minted_seed)
     most_tokens = room if stopping.max_tokens is None else stopping.max_tokens
     closed = {"grammar_tokens": most_tokens, "grammar_short": short} if grammar and short is not None else {}
-    if short is not None and not spec.output_prefix:
-        says = f"a short output that keeps the constraint has {short} tokens"
-        require(short <= most_tokens, "stopping.max_tokens", most_tokens, says)
+    if not spec.output_prefix:
+        says = f"the shortest output that keeps the constraint has {least} tokens"
+        require(least <= most_tokens, "stopping.max_tokens", most_tokens, says)
     return Request(
         prompt=np.array(prompt, np.int32),
         max_tokens=most_tokens,

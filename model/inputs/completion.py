@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 KEPT, TRIED = 4, 5  # ways at each length; bytes that each is continued with
-MOST_BYTES, MOST_STEPS = 1024, 400  # of a completion; matchers of a search, of 40 us each
+MOST_BYTES, MOST_STEPS = 1024, 400  # of a completion; matchers of a search for each way, of 40 us each
 FEW = 16  # tokens that can follow, where special ones among them are tried
 CLOSERS, SPACES = b'}])>"0123456789,:', b" \t\n\r"
 """Bytes that are tried first, and last."""
@@ -31,14 +31,16 @@ Ahead = tuple[bool, bytes]
 class Completions:
     """Finds completions with the tokens of one vocabulary."""
 
-    def __init__(self, vocabulary: "LLTokenizer", seconds: float) -> None:
+    def __init__(self, vocabulary: "LLTokenizer", seconds: float, kept: int = KEPT, tried: int = TRIED) -> None:
         """Makes the finder.
 
         Args:
             vocabulary: Bytes of the model's tokens.
             seconds: Processor time that a search may take. A mask of a hostile grammar takes 20 ms.
+            kept: Ways at each length, in the search for a shorter one.
+            tried: Bytes that each is continued with.
         """
-        self._vocabulary, self._seconds = vocabulary, seconds
+        self._vocabulary, self._seconds, self._kept, self._tried = vocabulary, seconds, kept, tried
         self.end = vocabulary.eos_token
         """A token that ends a complete output."""
         single = [vocabulary.tokenize_bytes(bytes([byte])) for byte in range(256)]
@@ -54,56 +56,55 @@ class Completions:
             matcher: The constraint, at the end of the output. It is not changed.
             room: Tokens that it may have. Where the first that is found has more, a shorter one is searched for.
         """
+        return self.shortest(matcher, room)[0]
+
+    def shortest(self, matcher: "LLMatcher", room: int = 0) -> tuple[list[int] | None, bool]:
+        """Does as `find`. Returns also whether the search for a shorter one came to its end."""
         if matcher.is_stopped():
-            return []
+            return [], True
         end = time.thread_time() + self._seconds
         found = self._search(matcher, 1, 1, end)
-        if found is not None and len(found) <= room:
-            return found
-        other = self._search(matcher, KEPT, TRIED, end)
-        return min((path for path in (found, other) if path is not None), key=len, default=None)
+        if (found is not None and len(found) <= room) or time.thread_time() > end:
+            return found, False
+        other = self._search(matcher, self._kept, self._tried, end)
+        paths = [path for path in (found, other) if path is not None]
+        return min(paths, key=len, default=None), other is not None
 
     def _search(self, matcher: "LLMatcher", kept: int, tried: int, end: float) -> list[int] | None:
         """Searches until a time, with this many ways at each length, each of which is continued with so many bytes."""
         ways: dict[int, dict[Ahead, Way]] = {0: {self._ahead(matcher): (matcher.deep_copy(), [])}}  # by bytes
-        left = MOST_STEPS
+        left = MOST_STEPS * kept
         for length in range(MOST_BYTES):
             best = ways.pop(length, {})
             for (accepts, _), (_, tokens) in best.items():
                 if accepts:
                     return self._shortened(matcher, tokens)
-            left -= self._add_longer(ways, best, length, kept, tried)
-            if not ways or left < 0 or time.thread_time() > end:
+            for longer, tokens, size in self._longer(best, tried):
+                if left < 0 or time.thread_time() > end:
+                    return None
+                others = ways.setdefault(length + size, {})
+                if len(others) < kept:
+                    left -= 1
+                    others.setdefault(self._ahead(longer), (longer, tokens))
+            if not ways:
                 return None
         return None
 
     def _ahead(self, way: "LLMatcher") -> "Ahead":
         return way.is_accepting(), way.compute_bitmask()
 
-    def _add_longer(
-        self, ways: "dict[int, dict[Ahead, Way]]", best: "dict[Ahead, Way]", length: int, kept: int, tried: int
-    ) -> int:
-        """Adds the continuations of ways of this length, the best of each first; of those that look alike one.
-
-        Returns:
-            The number of matchers that this took.
-        """
-        continued = [self._continuations(way, mask)[:tried] for (_, mask), (way, _) in best.items()]
-        made = 0
+    def _longer(self, best: "dict[Ahead, Way]", tried: int) -> "Iterator[tuple[LLMatcher, list[int], int]]":
+        """Yields the continuations of ways with their bytes, one at a time, the best of each way first."""
+        continued = [self._continuations(way, mask, tried) for (_, mask), (way, _) in best.items()]
         for rank in range(tried):
             for (way, tokens), following in zip(best.values(), continued, strict=True):
-                if rank < len(following):
-                    size = sum(map(self._size, following[rank]))
-                    others = ways.setdefault(length + size, {})
-                    if len(others) < kept and (longer := way.deep_copy()).consume_tokens(following[rank]):
-                        made += 1
-                        others.setdefault(self._ahead(longer), (longer, tokens + following[rank]))
-        return made
+                if rank < len(following) and (longer := way.deep_copy()).consume_tokens(following[rank]):
+                    yield longer, tokens + following[rank], sum(map(self._size, following[rank]))
 
     def _size(self, token: int) -> int:
         return 1 if self._vocabulary.is_special_token(token) else max(1, len(self._vocabulary.decode_bytes([token])))
 
-    def _continuations(self, way: "LLMatcher", bits: bytes) -> list[list[int]]:
+    def _continuations(self, way: "LLMatcher", bits: bytes, tried: int) -> list[list[int]]:
         if forced := way.compute_ff_tokens():
             return [forced]
         mask = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
@@ -114,7 +115,7 @@ class Completions:
             single = [self._quote, *single]
         few = np.flatnonzero(mask).tolist() if mask.sum() <= FEW else []
         special = [token for token in few if self._vocabulary.is_special_token(token) and token != self.end]
-        return [[token] for token in (*single[: TRIED - 1], *special)][:TRIED]
+        return [[token] for token in (*single[: max(1, tried - len(special))], *special)][:tried]
 
     def _shortened(self, matcher: "LLMatcher", tokens: list[int]) -> list[int]:
         """Returns the same text in fewer tokens, where the model's tokenizer has such."""

@@ -34,10 +34,12 @@ class Checked(NamedTuple):
     Attributes:
         grammar: Grammar of llguidance.
         short: A short output, with marks in place of special tokens; None where none was found.
+        sure: It is the shortest, as far as a search came to its end.
     """
 
     grammar: str
     short: str | None = None
+    sure: bool = False
 
 
 class GrammarUnchecked(RuntimeError):
@@ -113,7 +115,11 @@ class GrammarChecker:
             if answer is not None:
                 if "unsound" in answer:
                     self._end()
-                return Checked(answer["grammar"], answer.get("short")) if "grammar" in answer else _refused(answer)
+                return (
+                    Checked(answer["grammar"], answer.get("short"), "sure" in answer)
+                    if "grammar" in answer
+                    else _refused(answer)
+                )
             if code == -signal.SIGPROF:
                 return GrammarRefused(f"it takes more than {SECONDS:g} s to compile")
             if code in CRASHES:

@@ -23,8 +23,9 @@ from model.inputs.chat_output.grammar_form import OUTPUT, OutputForm
 from model.inputs.completion import Completions
 from model.inputs.grammars import FIRST_SPECIAL, ByteVocabulary, GrammarRefused, grammar_of, try_grammar
 from model.inputs.process_limits import limit_memory
+from scheduler.structured import CHOICE
 
-SEARCH_SECONDS = 0.2  # for a short output
+SEARCH_SECONDS, WIDE = 0.03, 48  # for a short output; alternatives that are looked at
 STACK = 4 * 2**20  # bytes; engines have 8 MiB
 
 
@@ -56,20 +57,21 @@ def output_grammar(form: OutputForm) -> tuple[OutputGrammar, LLMatcher]:
 @lru_cache(4)
 def completions_of(special: int) -> Completions:
     """Returns the finder of completions for `tokenizer_of` as many special tokens."""
-    return Completions(tokenizer_of(special), SEARCH_SECONDS)
+    return Completions(tokenizer_of(special), SEARCH_SECONDS, WIDE, WIDE)
 
 
-def short_output(matcher: LLMatcher, marks: list[str]) -> str | None:
-    """Returns a short output, with marks in place of special tokens; None where none was found."""
-    path = completions_of(len(marks)).find(matcher)
+def short_output(matcher: LLMatcher, marks: list[str]) -> dict[str, str]:
+    """Returns a short output, with marks in place of special tokens, and whether it is the shortest."""
+    path, sure = completions_of(len(marks)).shortest(matcher)
     if path is None:
-        return None
+        return {}
     runs = groupby(path, key=lambda token: token >= FIRST_SPECIAL)
     parts = (
         [marks[token - FIRST_SPECIAL] for token in run] if special else [bytes(run).decode("utf-8", "replace")]
         for special, run in runs
     )
-    return "".join(part for run in parts for part in run)
+    short = "".join(part for run in parts for part in run)
+    return {"short": short, "sure": "1"} if sure else {"short": short}
 
 
 def trial_ids(form: OutputForm) -> dict[str, int]:
@@ -89,13 +91,15 @@ def answer_to(line: str) -> dict[str, str]:
             grammar, marks = grammar_of(asked["kind"], asked["text"]), []
             matcher = try_grammar(grammar, tokenizer_of(0))
         short = short_output(matcher, marks)
+        if asked["kind"] == CHOICE:
+            short = {"short": min(json.loads(asked["text"]), key=len), "sure": "1"}
     except GrammarRefused as refused:
         return {"refused": str(refused), "field": refused.field}
     except MemoryError:
         return {"refused": "it needs too much memory", "unsound": "1"}
     except BaseException as error:  # a panic of the library's Rust code is no Exception
         return {"refused": f"the library fails on it: {type(error).__name__}", "unsound": "1"}
-    return {"grammar": grammar} if short is None else {"grammar": grammar, "short": short}
+    return {"grammar": grammar, **short}
 
 
 def answer(values: dict[str, Any]) -> None:

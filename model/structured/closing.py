@@ -2,9 +2,11 @@
 
 From some tokens before the end on, a completion of the output so far is known, and it fits. A drawn token is kept where
 the output behind it has a completion that fits too. Else the completion's next token takes its place. So an output that
-can be completed within its tokens is complete at the end.
+can be completed within its tokens is complete at the end. It is not where a completion is so long that none fits when
+it is first looked for, or where none is found in the time of a search.
 
-The completion depends on the output alone, so that the output is the same after a preemption and on another engine.
+What is kept depends on the output alone, so that it is the same after a preemption and on another engine; only a search
+that runs out of time may find more elsewhere.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
     from model.inputs.completion import Completions
 
-AHEAD, MORE = 4, 32  # it begins when this many times the shortest output, and some tokens more, are left
+AHEAD, MORE = 4, 128  # it begins when this many times the longest completion so far, and more tokens, are left
+EVERY = 32  # tokens, after which that completion is looked at before
+ANY = 2**31  # tokens
 
 
 class Closing:
@@ -28,21 +32,25 @@ class Closing:
             most: Tokens that the output may have.
             shortest: Tokens of a short output.
         """
-        self._completions, self._most = completions, most
-        self._begins = max(0, most - AHEAD * shortest - MORE)  # position of the first draw that it looks at
+        self._completions, self._most, self._longest = completions, most, shortest
         self._position = 0  # of the next draw
+        self._offset = 0  # of the positions at which completions are looked at, so that not all rows do in one step
+        self._given_up = False
         self._path: list[int] | None = None  # completes the output so far
         self._next: tuple[int, list[int] | None] | None = None  # a drawn token, and the path behind it
 
     @property
     def near(self) -> bool:
         """Whether the next draw has to be looked at."""
-        return self._position >= self._begins
+        return self._is_near(self._position)
 
     @property
     def soon(self) -> bool:
         """Whether that may be so, while the token of one draw is not known yet."""
-        return self._position + 1 >= self._begins
+        return self._is_near(self._position + 1)
+
+    def _is_near(self, position: int) -> bool:
+        return not self._given_up and position + AHEAD * self._longest + MORE >= self._most
 
     def settled(self, matcher: "LLMatcher", token: int) -> int:
         """Returns the token that is kept in place of a drawn one.
@@ -52,11 +60,7 @@ class Closing:
             token: The drawn token.
         """
         left = self._most - self._position
-        if self._path is None:
-            self._path = self._completions.find(matcher, left)
-        path = self._path
-        if path is None or len(path) > left:
-            self._begins = self._most  # there is no way to close it in time, or none that is found soon
+        if (path := self._path_here(matcher, left)) is None:
             return token
         behind = self._path_behind(matcher, path, token, left - 1)
         if behind is None or len(behind) >= left:
@@ -73,17 +77,27 @@ class Closing:
         """
         if self.near:
             left = self._most - self._position
-            if self._path is None:
-                self._path = self._completions.find(matcher, left)
-            known = self._next is not None and self._next[0] == token
-            behind = self._next[1] if known and self._next else None
-            self._path = behind if known else self._path_behind(matcher, self._path, token, left - 1)
-            if self._path is None:
-                self._begins = self._most
+            if (path := self._path_here(matcher, left)) is not None:
+                known = self._next is not None and self._next[0] == token
+                behind = self._next[1] if known and self._next else None
+                self._path = behind if known else self._path_behind(matcher, path, token, left - 1)
+                self._given_up = self._path is None
+        elif not self._given_up and (self._position + self._offset) % EVERY == 0:
+            path = self._completions.find(matcher, ANY)
+            self._longest = max(self._longest, len(path or ()))
+        if not self._position:
+            self._offset = token % EVERY
         self._next = None
         self._position += 1
 
-    def _path_behind(self, matcher: "LLMatcher", path: list[int] | None, token: int, room: int) -> list[int] | None:
+    def _path_here(self, matcher: "LLMatcher", left: int) -> list[int] | None:
+        """Returns a completion that fits; None where none is found, and from then on."""
+        if self._path is None:
+            self._path = self._completions.find(matcher, left)
+        self._given_up = self._path is None or len(self._path) > left
+        return None if self._given_up else self._path
+
+    def _path_behind(self, matcher: "LLMatcher", path: list[int], token: int, room: int) -> list[int] | None:
         """Returns a completion of the output with one more token.
 
         Args:
@@ -99,8 +113,7 @@ class Closing:
             return None
         if behind.is_stopped():
             return []
-        if path is not None:
-            completed = behind.deep_copy()
-            if completed.try_consume_tokens(path) == len(path) and completed.is_accepting():
-                return path
+        completed = behind.deep_copy()
+        if completed.try_consume_tokens(path) == len(path) and completed.is_accepting():
+            return path
         return self._completions.find(behind, room)

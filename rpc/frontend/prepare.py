@@ -87,6 +87,7 @@ class Preparer:
             end = self.outputs.prompt_end(spec, ids, self.tokenizer)
             public = max((_common(prefix, ids) for prefix in self.public), default=0)
             checked = self.outputs.grammar(spec, end)
+            short = self.outputs.short(checked, self.tokenizer)
             return resolve(
                 spec,
                 ids,
@@ -98,7 +99,8 @@ class Preparer:
                 () if self.images is None else placed(ids, images, self.images.token_id, spec.sharing),
                 self.prefix_lm,
                 checked.grammar,
-                self.outputs.short(checked, self.tokenizer),
+                short,
+                (checked.sure and short) or 0,
                 self.outputs.reasoning(spec, end, self.tokenizer),
             )
         except InvalidRequest as error:

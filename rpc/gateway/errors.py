@@ -154,6 +154,8 @@ FUNCTIONS = (
 
 def translated(field: str, names: Mapping[str, str]) -> str | None:
     """Returns the client's name of a server's field, by its longest known prefix; None if the client has none."""
+    if names.get("chat.messages") == "input" and field.startswith("chat.messages"):
+        return "input"  # whose items are others than the messages
     parts = re.fullmatch(r"chat\.messages\[(\d+)\](?:\.parts\[(\d+)\](\.image)?|\.(\w+))?", field)
     if parts is not None:
         message, part, image, other = parts.groups()
@@ -183,9 +185,18 @@ def of_validation(error: ValidationError) -> ApiError:
     return ApiError(400, message, param or None, code=code)
 
 
+TAGS = ("message", "function_call", "function_call_output", "reasoning", "text", "image")
+"""pydantic's names for forms of a response's items and of their parts. Others are no identifiers."""
+
+
 def path(location: tuple[int | str, ...]) -> str:
     """Returns a location as a path: ("messages", 0, "content") is "messages[0].content"."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).lstrip(".")
+    kept = list[int | str]()
+    for i, step in enumerate(location):
+        of_item = i > 0 and isinstance(location[i - 1], int) and step in TAGS
+        if not (of_item or (isinstance(step, str) and not step.isidentifier())):
+            kept.append(step)
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in kept).lstrip(".")
 
 
 def shown(value: Any) -> str:

@@ -30,12 +30,14 @@ class OutputItems:
         if piece.reasoning:
             yield from self._begin("reasoning")
             yield from self._text("reasoning_text", piece.reasoning)
+        calls = list(piece.calls)
+        if calls and "id" not in calls[0]:  # the end of a call, which came before the text
+            yield from self._arguments(calls.pop(0)["function"]["arguments"])
         if piece.text:
             yield from self._begin("message")
             yield from self._text("output_text", piece.text)
-        for call in piece.calls:
-            if "id" in call:
-                yield from self._begin_call(call)
+        for call in calls:
+            yield from self._begin_call(call)
             yield from self._arguments(call["function"]["arguments"])
         if piece.finish is not None:
             self.finish, self.stop = piece.finish, piece.stop
@@ -78,7 +80,7 @@ class OutputItems:
         yield "output_item.added", {"output_index": len(self.done), "item": _copy(self._open)}
 
     def _arguments(self, text: str) -> Iterator[Event]:
-        if self._open is not None and text:
+        if self._open is not None and self._open["type"] == "function_call" and text:
             self._open["arguments"] += text
             where = {"item_id": self._open["id"], "output_index": len(self.done)}
             yield "function_call_arguments.delta", {**where, "delta": text}

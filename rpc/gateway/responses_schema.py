@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from rpc.gateway.chat_schema import MOST_MESSAGES, ChatRequest
 from rpc.gateway.errors import ApiError
@@ -15,7 +16,10 @@ from rpc.gateway.tools import MOST_TOOLS
 
 MOST_PARTS = 2**12
 
-NAMES = {"chat.messages": "input", "chat": "input", "stopping.max_tokens": "max_output_tokens"}
+NAMES = {
+    "chat.messages": "input", "chat": "input", "stopping.max_tokens": "max_output_tokens",
+    "reasoning.max_tokens": "reasoning.max_tokens", "structured_output": "text.format",
+} | {f"structured_output.{kind}": "text.format" for kind in ("json_schema", "json_object")}  # fmt: skip
 """Names of fields that are other than in chats."""
 
 
@@ -27,6 +31,13 @@ class TextPart(Strict):
     refusal: str | None = None
     annotations: Any = None  # of answers that a client sends back, as the next one
     logprobs: Any = None
+
+    @model_validator(mode="after")
+    def _says(self) -> "TextPart":
+        name = "refusal" if self.type == "refusal" else "text"
+        if getattr(self, name) is None:
+            raise PydanticCustomError("part", "must have {name}", {"name": name})
+        return self
 
 
 class ImagePart(Strict):
@@ -42,7 +53,12 @@ def _parts(value: Any) -> Any:
     return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
 
 
-Parts = Annotated[list[TextPart | ImagePart], Field(fail_fast=True, max_length=MOST_PARTS), BeforeValidator(_parts)]
+def _part_kind(value: Any) -> str:
+    return "image" if isinstance(value, dict) and value.get("type") == "input_image" else "text"
+
+
+Part = Annotated[Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("image")], Discriminator(_part_kind)]
+Parts = Annotated[list[Part], Field(fail_fast=True, max_length=MOST_PARTS), BeforeValidator(_parts)]
 
 
 class MessageItem(Strict):
@@ -85,7 +101,7 @@ class ResultItem(Strict):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Parts
+    output: Annotated[list[TextPart], Field(fail_fast=True, max_length=MOST_PARTS), BeforeValidator(_parts)]
     id: Any = None
     status: Any = None
 
@@ -131,7 +147,18 @@ Item = Annotated[
 
 
 def _items(value: Any) -> Any:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+    """Returns items, of which a text is one. Checks their number and that of their parts before their forms."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if isinstance(value, list):
+        if len(value) > MOST_MESSAGES:
+            raise PydanticCustomError("items", f"there must be at most {MOST_MESSAGES}")
+        inner = (
+            item.get(name) for item in value if isinstance(item, dict) for name in ("content", "output", "summary")
+        )
+        if sum(len(parts) for parts in inner if isinstance(parts, list)) > MOST_PARTS:
+            raise PydanticCustomError("items", f"they have more than {MOST_PARTS} parts")
+    return value
 
 
 class FunctionTool(Strict):
@@ -163,6 +190,12 @@ class TextFormat(Strict):
     description: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> "TextFormat":
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise PydanticCustomError("format", "has schema where its type is json_schema, and only there")
+        return self
 
     def chat_format(self) -> dict[str, Any]:
         """Returns it as a chat has it."""

@@ -63,8 +63,11 @@ class Events:
     def _beside_text(self, piece: Piece, start: bytes) -> bytes:
         """Returns the events of a piece's reasoning and calls, and of text before calls."""
         deltas: list[dict[str, Any]] = [{"reasoning_content": piece.reasoning}] if piece.reasoning else []
+        calls = list(piece.calls)
+        if calls and "id" not in calls[0]:  # the end of a call, which came before the text
+            deltas.append({"tool_calls": [calls.pop(0)]})
         deltas += [{"content": piece.text}] if piece.calls and piece.text else []
-        deltas += [{"tool_calls": list(piece.calls)}] if piece.calls else []
+        deltas += [{"tool_calls": calls}] if calls else []
         counts = self._usage if piece.extra is None else self._counts(piece.extra.counts)
         tail = b',"logprobs":null,"finish_reason":null}]' + counts + b"}\n\n"
         return b"".join([start + b'"delta":' + as_json(delta) + tail for delta in deltas])

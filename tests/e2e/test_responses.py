@@ -142,6 +142,18 @@ def test_structured_output_is_parsed(client: openai.OpenAI) -> None:
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
         ({"tools": [{**TOOLS[0], "parameters": {"not": {}}}]}, "tools[0].parameters"),
         ({"truncation": "auto"}, "truncation"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_video"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "robot", "content": "a"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}] * 5000}]}, "input"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image"}]}]},
+            "input[0].output[0].type",
+        ),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "weather", "arguments": "[]"}]}, "input"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format"),
+        ({"extra_body": {"reasoning": {"max_tokens": 2**31}}}, "reasoning.max_tokens"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(client: openai.OpenAI, more: dict[str, Any], param: str) -> None:

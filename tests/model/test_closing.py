@@ -121,6 +121,63 @@ def test_an_output_with_room_is_not_looked_at() -> None:
     assert Closing(COMPLETIONS, AHEAD * 10 + MORE, 10).near
 
 
+RECORDS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {f"field_{i}": {"type": "integer"} for i in range(20)},
+        "required": [f"field_{i}" for i in range(20)],
+        "additionalProperties": False,
+    },
+}
+
+
+@settings(max_examples=6)
+@given(st.integers(300, 900), st.integers(0, 2**32))
+def test_an_item_that_is_longer_than_the_shortest_output_is_closed_too(most: int, seed: int) -> None:
+    """Each item has 300 tokens here, and the shortest output 2."""
+    grammar = grammar_of("json_schema", json.dumps(RECORDS))
+    matcher, closing = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits()), Closing(COMPLETIONS, most, 2)
+    tokens, rng = list[int](), random.Random(seed)
+    while len(tokens) < most and not matcher.is_stopped():
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [t for t in range(END + 1) if mask >> t & 1 and chr(t % 256) not in " \n]"] or [ord("]")]
+        token = rng.choice(allowed)
+        token = closing.settled(matcher, token) if closing.near else token
+        closing.drew(matcher, token)
+        assert matcher.consume_token(token)
+        tokens.append(token)
+    jsonschema.validate(json.loads(bytes(token for token in tokens if token != END)), RECORDS)
+
+
+@given(st.integers(20, 80), st.integers(0, 60), st.integers(0, 2**32))
+@settings(max_examples=10)
+def test_it_gives_up_alike_when_it_is_made_again(most: int, cut: int, seed: int) -> None:
+    """Where no completion fits, as of items of a hundred letters."""
+    grammar = grammar_of("json_schema", '{"type": "array", "items": {"type": "string", "minLength": 100}}')
+    made = list[list[int]]()
+    for again in (None, cut):
+        matcher, closing = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits()), Closing(COMPLETIONS, most, 2)
+        tokens, rng = list[int](), random.Random(seed)
+        for number in range(most):
+            if matcher.is_stopped():
+                break
+            mask = int.from_bytes(matcher.compute_bitmask(), "little")
+            token = rng.choice([t for t in range(END + 1) if mask >> t & 1])
+            token = closing.settled(matcher, token) if closing.near else token
+            closing.drew(matcher, token)
+            assert matcher.consume_token(token)
+            tokens.append(token)
+            if number == again:
+                matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
+                closing = Closing(COMPLETIONS, most, 2)
+                for known in tokens:
+                    closing.drew(matcher, known)
+                    assert matcher.consume_token(known)
+        made.append(tokens)
+    assert made[0] == made[1]
+
+
 def test_short_ways_are_found() -> None:
     texts = {
         name: VOCABULARY.decode_bytes(COMPLETIONS.find(matcher_of(name)) or []).decode() for name in (*SCHEMAS, *OTHERS)

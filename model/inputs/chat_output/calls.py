@@ -11,6 +11,7 @@ from model.inputs.chat_output.values import NUMBER, NoValue, dumped, read_key, r
 
 NAME = re.compile(r"[A-Za-z0-9_.-]")
 MOST_NAME, MOST_ID = 128, 64  # characters
+MOST_VALUE = 2**16  # characters of JSON in tags, behind which the end tag ends it wherever it stands
 MOST_LOOSE = 64  # characters between a name and the end of what follows it
 OBJECT_START = "{"
 ARGUMENTS = ("arguments", "parameters")  # models take one for the other
@@ -49,6 +50,7 @@ class CallReader:
         """
         self._form, self._schemas, self._source, self._sink = form, schemas, source, sink
         self._shown = shown
+        self._broken_json = False  # a value in tags was no JSON
 
     def read(self) -> Waiting[bool]:
         """Reads a call, from behind `begin` to behind `end`. Returns whether there was one."""
@@ -242,17 +244,21 @@ class CallReader:
     def _json_in_tags(self, tags: ParameterTags) -> Waiting[str | None]:
         """Reads JSON, whose texts may have the end tag; None, with nothing read, where something else stands there."""
         source, parts = self._source, list[str]()
+        if self._broken_json:
+            return None
         source.pinned += 1
-        before = source.at
+        before, source.limit = source.at, source.at + MOST_VALUE
         try:
             if (yield from source.skip_space()) in ("{", "[", '"'):
                 yield from self._json(parts.append)
                 if (yield from source.literal(" " + tags.end.strip())) and is_json("".join(parts)):
                     return "".join(parts)
+                self._broken_json = True  # not tried again: with every value the time would be quadratic
             source.at = before
             return None
         finally:
             source.pinned -= 1
+            source.limit = None
 
     # Arguments as members
 
@@ -261,30 +267,43 @@ class CallReader:
 
         What is none ends them. Then they must not look whole.
         """
-        source, quote, sign = self._source, self._form.quote, ":" if end == "}" else "="
-        separator = "{"
-        try:
-            while (char := (yield from source.skip_space())) != end:
-                if char == ",":
-                    source.at += 1
-                    continue
-                key = yield from read_key(source, quote)
-                if (yield from source.skip_space()) != sign:
-                    raise NoValue
+        source, separator, begun = self._source, "{", False
+        while (char := (yield from source.skip_space())) != end:
+            if char == ",":
                 source.at += 1
-                if separator == "{":
-                    self._sink.begin(name, call_id)
-                value = yield from read_value(source, quote)
-                self._sink.arguments(f"{separator}{dumped(key, self._shown)}: {dumped(value, self._shown)}")
-                separator = ", "
-        except NoValue:
-            return separator != "{"
-        if separator == "{":
+                continue
+            member = yield from self._member(":" if end == "}" else "=")
+            if member is None:
+                return begun
+            if not begun:
+                self._sink.begin(name, call_id)
+                begun = True
+            key, value = member
+            self._sink.arguments(f"{separator}{dumped(key, self._shown)}: {dumped(value, self._shown)}")
+            separator = ", "
+        if not begun:
             self._sink.begin(name, call_id)
         self._sink.arguments("{}" if separator == "{" else "}")
         if end == "}":
             source.at += 1
         return True
+
+    def _member(self, sign: str) -> Waiting[tuple[str, Any] | None]:
+        """Reads a name and a value; None, with nothing read, where something else stands there."""
+        source, quote = self._source, self._form.quote
+        source.pinned += 1
+        before = source.at
+        try:
+            key = yield from read_key(source, quote)
+            if (yield from source.skip_space()) == sign:
+                source.at += 1
+                return key, (yield from read_value(source, quote))
+        except NoValue:
+            pass
+        finally:
+            source.pinned -= 1
+        source.at = before
+        return None
 
 
 def _nowhere(text: str) -> None:

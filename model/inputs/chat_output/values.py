@@ -72,16 +72,21 @@ def _quoted(source: Source) -> Waiting[str]:
 def _escape(source: Source, char: str) -> Waiting[str]:
     if char not in CODES:
         return ESCAPES.get(char, char if char in "\\'\"/" else "\\" + char)
+    code = yield from _code(source, CODES[char])
+    if 0xD800 <= code < 0xDC00 and (yield from source.literal("\\u")):  # JSON writes some characters as two halves
+        low = yield from _code(source, 4)
+        code = 0x10000 + (code - 0xD800) * 0x400 + low - 0xDC00 if 0xDC00 <= low < 0xE000 else code
+    return chr(code) if code <= 0x10FFFF and not 0xD800 <= code < 0xE000 else "\ufffd"
+
+
+def _code(source: Source, length: int) -> Waiting[int]:
     digits = ""
-    while len(digits) < CODES[char]:
+    while len(digits) < length:
         digit = yield from source.peek()
         if not re.fullmatch("[0-9A-Fa-f]", digit):
             raise NoValue
         digits, source.at = digits + digit, source.at + 1
-    code = int(digits, 16)
-    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise NoValue
-    return chr(code)
+    return int(digits, 16)
 
 
 def _list(source: Source, quote: str, levels: int) -> Waiting[list[Any]]:

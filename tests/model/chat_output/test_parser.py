@@ -265,6 +265,26 @@ def test_an_answer_has_no_calls_in_it() -> None:
     assert (whole.content, whole.calls) == (text, [])
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "content", "arguments"),
+    [
+        ("lfm2", "<|tool_call_start|>[f(a=1 and more text here) hello", "and more text here) hello", '{"a": 1'),
+        ("lfm2", "<|tool_call_start|>[f(a=1, b=) hello", "b=) hello", '{"a": 1'),
+        ("lfm2", '<|tool_call_start|>[f(a="\\ud83d\\ude00 \\ud800")]<|tool_call_end|>', "", '{"a": "😀 \ufffd"}'),
+    ],
+)
+def test_text_that_breaks_arguments_off_is_content(name: str, text: str, content: str, arguments: str) -> None:
+    found = parsed(form_of(name, False), text)
+    assert (found.content, [call[2] for call in found.calls]) == (content, [arguments])
+
+
+def test_time_is_linear_in_values_that_are_no_json() -> None:
+    value = "<parameter=a>\n[[[[[[[[[[\n</parameter>\n"
+    form = form_of("qwen3_coder", False)
+    found = parsed(form, "<tool_call>\n<function=x>\n" + value * 3000 + "</function>\n</tool_call>")
+    assert found.calls[0][2].count('"a": "[[[[[[[[[["') == 3000
+
+
 @pytest.mark.parametrize("part", ['<tool_call>{"a":[', " " * 16, "<think>", "\n<tool_call>", '<tool_call>{"name": "'])
 def test_time_is_linear(part: str) -> None:
     """Counted in what is looked at, not in seconds: of twice the text, at most some more than twice."""
