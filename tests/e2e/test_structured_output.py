@@ -85,7 +85,7 @@ def test_what_cannot_be_kept_is_refused_by_name(gateway: RunningGateway, server:
 def test_it_closes_in_time_or_is_refused_at_the_door(server: RunningServer) -> None:
     schema = {"structured_output": {"json_schema": Person.model_json_schema()}, "temperature": 2.0}
     with Client(server.address) as own:
-        with pytest.raises(InvalidRequestError, match="a short output that keeps the constraint") as no:
+        with pytest.raises(InvalidRequestError, match="the shortest output that keeps the constraint") as no:
             own.generate("Who?", max_tokens=3, **schema)
         assert no.value.field == "spec.stopping.max_tokens"
         found = re.search("has ([0-9]+) tokens", str(no.value))
