@@ -43,11 +43,11 @@ class Completions:
         self._vocabulary, self._seconds, self._kept, self._tried = vocabulary, seconds, kept, tried
         self.end = vocabulary.eos_token
         """A token that ends a complete output."""
-        single = [vocabulary.tokenize_bytes(bytes([byte])) for byte in range(256)]
+        single = _tokens_of_bytes(vocabulary)
         order = [*CLOSERS, *(byte for byte in range(256) if byte not in CLOSERS + SPACES), *SPACES]
-        self._quote = single[ord('"')][0]
-        self._spaces = frozenset(single[byte][0] for byte in SPACES if len(single[byte]) == 1)
-        self._tokens: NDArray[np.int64] = np.array([single[byte][0] for byte in order if len(single[byte]) == 1])
+        self._quote = single.get(ord('"'), -1)
+        self._spaces = frozenset(single[byte] for byte in SPACES if byte in single)
+        self._tokens: NDArray[np.int64] = np.array([single[byte] for byte in order if byte in single], np.int64)
 
     def find(self, matcher: "LLMatcher", room: int = 0) -> list[int] | None:
         """Returns tokens that complete an output, [] for one that is complete; None where none are found in time.
@@ -105,7 +105,8 @@ class Completions:
         return 1 if self._vocabulary.is_special_token(token) else max(1, len(self._vocabulary.decode_bytes([token])))
 
     def _continuations(self, way: "LLMatcher", bits: bytes, tried: int) -> list[list[int]]:
-        if forced := way.compute_ff_tokens():
+        forced = way.compute_ff_tokens()
+        if forced and way.validate_tokens(forced) == len(forced):
             return [forced]
         mask = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
         single = self._tokens[mask[self._tokens] > 0].tolist()
@@ -120,7 +121,8 @@ class Completions:
     def _shortened(self, matcher: "LLMatcher", tokens: list[int]) -> list[int]:
         """Returns the same text in fewer tokens, where the model's tokenizer has such."""
         fewer = [token for run in self._runs(tokens) for token in run]
-        if len(fewer) < len(tokens) and matcher.validate_tokens(fewer) == len(fewer):
+        same = self._vocabulary.decode_bytes(fewer) == self._vocabulary.decode_bytes(tokens)
+        if same and len(fewer) < len(tokens) and matcher.validate_tokens(fewer) == len(fewer):
             return fewer
         return tokens
 
@@ -136,3 +138,17 @@ class Completions:
                 run = []
             if token >= 0:
                 yield [token]
+
+
+def _tokens_of_bytes(vocabulary: "LLTokenizer") -> dict[int, int]:
+    """Returns the token of each byte that has one of its own."""
+    found = dict[int, int]()
+    for byte in range(256):
+        tokens = vocabulary.tokenize_bytes(bytes([byte]))
+        if len(tokens) == 1 and vocabulary.decode_bytes(tokens) == bytes([byte]):
+            found[byte] = tokens[0]
+    if len(found) < 256:  # a tokenizer that begins each text with a space, as of SentencePiece, does not say them
+        for token in range(vocabulary.vocab_size):
+            if not vocabulary.is_special_token(token) and len(text := vocabulary.decode_bytes([token])) == 1:
+                found[text[0]] = token  # of several the last one: llguidance allows no other
+    return found

@@ -175,6 +175,9 @@ class SentencePieceTokenizer(Tokenizer):
         return text[len(self._anchor_text) :]
 
 
+LINE = "\n"  # begins a text whose tokens are to be those of one within another
+
+
 class _Bytes:
     """The tokens of a tokenizer in the form that `LLTokenizer` takes."""
 
@@ -191,7 +194,13 @@ class _Bytes:
         ]
 
     def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        """Returns the tokens of a text that follows other text: without the space that may begin a text of its own."""
+        ids = self._tokenizer.encode(LINE + text, add_special_tokens=False)
+        for count in range(1, len(ids) + 1):
+            if b"".join(self.tokens[i] for i in ids[:count]).endswith(LINE.encode()):
+                rest = ids[count:]
+                return rest if b"".join(self.tokens[i] for i in rest) == text.encode() else []
+        return []
 
 
 def _processor(data: bytes) -> SentencePieceProcessor:

@@ -22,7 +22,7 @@ ANY = 2**31  # tokens
 
 
 class Closing:
-    """What closes one output."""
+    """Closes one output."""
 
     def __init__(self, completions: "Completions", most: int, shortest: int) -> None:
         """Makes it at the start of an output.

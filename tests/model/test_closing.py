@@ -4,6 +4,7 @@ import json
 import random
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,6 +18,7 @@ from model.inputs.grammars import ByteVocabulary, grammar_of, limits
 from model.structured.closing import AHEAD, MORE, Closing
 from scheduler.structured import Structured
 from tests.support.planted import plant
+from tests.support.sentence_pieces import load
 
 END = 256
 VOCABULARY = LLTokenizer(ByteVocabulary())  # type: ignore[arg-type] # it has what is asked of a wrapper
@@ -153,7 +155,7 @@ def test_an_item_that_is_longer_than_the_shortest_output_is_closed_too(most: int
 @given(st.integers(20, 80), st.integers(0, 60), st.integers(0, 2**32))
 @settings(max_examples=10)
 def test_it_gives_up_alike_when_it_is_made_again(most: int, cut: int, seed: int) -> None:
-    """Where no completion fits, as of items of a hundred letters."""
+    """No completion fits, as of items of a hundred letters."""
     grammar = grammar_of("json_schema", '{"type": "array", "items": {"type": "string", "minLength": 100}}')
     made = list[list[int]]()
     for again in (None, cut):
@@ -191,6 +193,20 @@ def test_short_ways_are_found() -> None:
     assert texts["tree"] == '{"v":0,"k":[]}'
     for name in SCHEMAS:
         assert is_valid(name, texts[name])
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral 3", "gemma", "unigram as it comes"])
+def test_short_ways_are_found_with_tokenizers_of_sentence_pieces(tmp_path: Path, name: str) -> None:
+    """Some begin each text with a space, which no text within another has."""
+    tokenizer = load(tmp_path, name)
+    vocabulary = tokenizer.vocabulary(tokenizer.size, (2,))
+    grammar = grammar_of("json_schema", json.dumps(SCHEMAS["flat"]))
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits())
+    path = Completions(vocabulary, 10.0).find(matcher)
+    assert path is not None
+    assert matcher.consume_tokens(path)
+    assert matcher.is_accepting()
+    jsonschema.validate(json.loads(vocabulary.decode_bytes(path)), SCHEMAS["flat"])
 
 
 def test_where_no_way_is_found_nothing_is_changed() -> None:

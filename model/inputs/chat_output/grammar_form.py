@@ -29,7 +29,7 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """What the output may be.
+    """Forms that an output may have.
 
     Attributes:
         tools: Form of calls, marked; None for none.

@@ -22,7 +22,7 @@ class Number(str):
 
 
 class NoValue(Exception):
-    """What stands there is no value."""
+    """There is no value at this place of the text."""
 
 
 def read_value(source: Source, quote: str, levels: int = MOST_LEVELS) -> Waiting[Any]:
