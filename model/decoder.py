@@ -84,6 +84,10 @@ class Decoder:
             batch: Tokens and where their KV goes.
             out: [n, vocabulary] float32 for the logits. None allocates it.
         """
+        return self.read_out(self.residual(batch), batch, out)
+
+    def residual(self, batch: ForwardBatch) -> Tensor:
+        """Returns the residual stream behind the last layer, [tokens, hidden] in the model's dtype."""
         x = self.embedding(batch)
         if self.inputs is not None:
             batch = replace(batch, layer_inputs=self.inputs(x, batch))
@@ -91,6 +95,10 @@ class Decoder:
             x = layer(x, batch)
             if batch.images is not None and number in self.deepstack:
                 x = _with_depth(x, batch.images, 1 + self.deepstack.index(number))
+        return x
+
+    def read_out(self, x: Tensor, batch: ForwardBatch, out: Tensor | None = None) -> ForwardOutput:
+        """Computes the logits that a batch wants. Arguments are those of `residual` and `forward`."""
         hidden = self.norm(x[batch.wanted])
         logits = self.head(hidden, batch.select(batch.wanted))
         if self.logit_scale != 1.0:

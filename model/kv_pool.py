@@ -26,7 +26,9 @@ def to_eight_bit(rows: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
         [..., head_dim] uint8, the elements as bytes, and [..., 1] float32, the scales.
     """
     rows = rows.float()
-    scale = rows.abs().amax(-1, keepdim=True).div_(LARGEST[kind])
+    # By a tensor: on a GPU torch divides by a number as it multiplies by its inverse, which rounds otherwise.
+    size = rows.abs().amax(-1, keepdim=True)
+    scale = size.div_(torch.full_like(size, LARGEST[kind]))
     scale.masked_fill_(scale == 0, 1.0)
     scaled = rows / scale
     if kind is torch.int8:

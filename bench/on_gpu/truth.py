@@ -109,7 +109,9 @@ def eight_bits(rows: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         Elements as bytes, [..., head_dim] uint8, and scales, [..., 1] float32.
     """
     dtype, largest = EIGHT_BIT[kind]
-    scale = rows.float().abs().amax(-1, keepdim=True) / largest
+    # By a tensor: on a GPU torch divides by a number as it multiplies by its inverse, which rounds otherwise.
+    size = rows.float().abs().amax(-1, keepdim=True)
+    scale = size / torch.full_like(size, largest)
     scale = torch.where(scale == 0, 1.0, scale)
     scaled = rows.float() / scale
     if dtype is torch.int8:

@@ -18,15 +18,15 @@ from cache_manager.layout import KVLayout
 from model.attention.backend import StepShape
 from model.attention.recurrence import LinearRecurrence, no_states
 from model.attention.visible_keys import VisibleKeys
-from model.gpu.attention import FIELDS, JOIN_FIELDS, attend_pieces, join_parts
+from model.gpu.attention import FIELDS, attend_pieces, join_parts
 from model.gpu.cache_write import write_slots
 from model.gpu.formats import capability_of, format_of
 from model.gpu.heads_kind import HeadsKind
 from model.gpu.heads_kind import why_not as why_not_of_shape
 from model.gpu.kv_pool import KVPool
 from model.gpu.packer import ALIGNED
-from model.gpu.pieces import NO_PIECES, Division, LaunchKind, Round, divide
-from model.gpu.plan import GpuGroupPlan, GpuPlan, GroupWork, Launch, Places, laid_out
+from model.gpu.pieces import Division, divide
+from model.gpu.plan import MIXED, GpuGroupPlan, GpuPlan, GroupWork, Launch, Places, laid_out
 from model.gpu.state_plan import StateWork
 from model.gpu.states import Call, GpuStates
 from model.gpu.tuning import Tuning, tuning_for
@@ -102,19 +102,22 @@ class TritonAttention:
         self._most_parts = PARTS_BYTES // (4 * heads * (self._widest + 2))
         self._parts = self._new_parts(0)
         self._no_sinks = torch.full((heads,), -torch.inf, device=device)
-        self._rows: tuple[int, ...] = ()
-        self._places: Places | None = None
+        self._decodes: Places | None = None
+        self._mixed: Places | None = None
 
     # A step
 
     def plan(self, shape: StepShape) -> GpuPlan:
         work, states = self._work(shape), None if shape.segments is None else StateWork.of(shape.segments)
-        # A step of one token a sequence, in one round, goes into the place that graphs read, if it fits there.
-        if self._places is not None and len(shape.slices) <= self._places.rows and shape.slices[:, 2].max() == 1:
-            rows = next(rows for rows in self._rows if rows >= len(shape.slices))
-            rounds = [part for one in work for part in one.division.rounds]
-            once = len(rounds) == len(work) and all(part.parts <= self._most_parts for part in rounds)
-            if once and (plan := self._places.filled(rows, work, states)):
+        decodes = shape.slices[:, 2].max() == 1
+        places = self._decodes if decodes else self._mixed
+        # A step in one round goes into the place that graphs read, if it fits there.
+        rounds = [part for one in work for part in one.division.rounds]
+        once = len(rounds) == len(work) and all(part.parts <= self._most_parts for part in rounds)
+        if places is not None and once:
+            if not decodes:
+                work = [one.in_launches(kind.tuning) for one, kind in zip(work, self._kinds, strict=True)]
+            if plan := places.filled(shape.slots.shape[1], work, states):
                 return plan
         return laid_out(work, self._device, states)
 
@@ -136,14 +139,21 @@ class TritonAttention:
             for slots, table, window, kind in zip(shape.slots, tables, self._windows, self._kinds, strict=True)
         ]  # fmt: skip
 
-    def fix(self, rows: Sequence[int], context: int) -> None:
-        """Fixes the place of plans of one token a sequence, so that graphs can be recorded.
+    @property
+    def can_mix(self) -> bool:
+        """Whether graphs can compute any step. Those of recurrent layers have one token a sequence."""
+        return not self._layout.states.pages
 
-        From now on such plans lie in one place, for at most as many sequences as the last of `rows`. They are filled up
-        to the next of `rows` (`GpuPlan.rows`). The pool's last page becomes that of the rows that fill up.
+    def fix(self, rows: Sequence[int], tokens: Sequence[int], context: int) -> None:
+        """Fixes the places of plans, so that graphs can be recorded.
+
+        From now on plans lie in one place if they fit there, and are filled up (`GpuPlan.rows`): those of one token a
+        sequence to the next of `rows`, others to the next of `tokens`. The pool's last page becomes that of the rows
+        that fill up.
 
         Args:
             rows: Numbers of sequences, ascending.
+            tokens: Numbers of tokens of a step, ascending; () for no graphs of such steps.
             context: Tokens of a sequence.
         """
         layout, most = self._layout, rows[-1]
@@ -154,31 +164,29 @@ class TritonAttention:
         numbers += 2 * layout.states.pages * (most + ALIGNED) + 8 * (most + ALIGNED)
         spare = self._slots - layout.page_size
         programs = -(-self._wanted_programs() // min(kind.columns for kind in self._kinds))
-        self._rows, self._places = tuple(rows), Places(most, numbers, programs, spare, self._device)
+        self._decodes = Places(rows, False, numbers, programs, spare, self._device)
+        if tokens and self.can_mix:
+            numbers += len(layout.groups) * tokens[-1] * (FIELDS.value + 16)
+            self._mixed = Places(tokens, True, numbers, programs, spare, self._device)
         self._parts_for(self._most_parts)
 
-    def empty_plan(self, rows: int, shares: bool) -> GpuPlan:
-        """Returns a plan in the fixed place, of sequences without a token, for recording a graph.
+    def empty_plan(self, rows: int, kinds: Sequence[int]) -> GpuPlan:
+        """Returns a plan in the fixed place, without tokens, for recording a graph.
 
         Args:
             rows: Rows of the plan.
-            shares: Whether it has a launch for keys that several sequences share.
+            kinds: Its launches: MIXED, or of one token a sequence FEW, with or without SHARED.
 
         Raises:
             RuntimeError: `fix` was not called, or its place is too small.
         """
-        if self._places is None:
+        places = self._mixed if kinds == MIXED else self._decodes
+        if places is None:
             raise RuntimeError("there is no place for plans of graphs")
-        none, joins = np.empty(0, np.int64), np.empty((0, JOIN_FIELDS.value), np.int64)
-
-        def nothing(tuning: Tuning) -> GroupWork:
-            sizes = (tuning.few, tuning.shared)[: 1 + shares]
-            only = Round(tuple(LaunchKind(one, True, True, NO_PIECES) for one in sizes), joins, 0)
-            return GroupWork(none, none, none, none, Division(none, none, (only,)))
-
-        pages = self._layout.states.pages
+        pages, none = self._layout.states.pages, np.empty(0, np.int64)
         states = StateWork.nothing(pages, rows) if pages else None
-        plan = self._places.filled(rows, [nothing(kind.tuning) for kind in self._kinds], states)
+        work = [GroupWork(none, none, none, none, Division.nothing(kind.tuning, kinds)) for kind in self._kinds]
+        plan = places.filled(rows, work, states)
         if plan is None:
             raise RuntimeError("the place for plans of graphs is too small")
         return plan
@@ -263,7 +271,7 @@ class TritonAttention:
         group, parts = GpuGroupPlan(none, none, none, none, ()), (*self._parts, self._no_sinks)
         for sizes, divided, looped in (
             (tuning.few, True, True), (tuning.many, True, False), (tuning.many, False, False),
-            (tuning.shared, True, True),
+            (tuning.shared, True, True), (tuning.many, True, True),
         ):  # fmt: skip
             launch = Launch(sizes, divided, looped, 0, 1)
             arguments, options = self._to_attend(layer, queries, queries, none, group, launch, parts)

@@ -1,10 +1,14 @@
-"""Decodes as CUDA graphs: the launches of a step are recorded when a model is loaded, and then replayed as one.
+"""Steps as CUDA graphs: the launches of a step are recorded when a model is loaded, and then replayed as one.
 
-A graph is recorded for each of some numbers of sequences, and a step is filled up to the next of them. For many
-sequences a second graph has the launch for keys that several share.
+Launch by launch a layer takes the host 500 us, more than a GPU takes for hundreds of tokens.
+
+Decodes: a graph is recorded for each of some numbers of sequences, and a step is filled up to the next of them. For
+many sequences a second graph has the launch for keys that several share. Other steps, of at most MIXED_TOKENS, are
+filled up likewise by their tokens. Their graphs end with the last layer: which rows' logits are wanted depends on the
+step.
 
 Invariant: everything that a graph reads keeps its address: tokens, positions, the plan of attention
-and states (`model.gpu.plan.Places`), the KV pool. Steps with more than one token a sequence run launch by launch.
+and states (`model.gpu.plan.Places`), the KV pool. All other steps run launch by launch.
 """
 
 import logging
@@ -20,10 +24,14 @@ from model.blocks import Experts
 from model.decoder import Decoder
 from model.forward import ForwardBatch, ForwardOutput, ImageEncoder
 from model.gpu.attention_backend import TritonAttention
+from model.gpu.pieces import FEW, SHARED
+from model.gpu.plan import MIXED
 from model.rope import Rope
 
 log = logging.getLogger("quire.model")
 
+MIXED_TOKENS = 2048
+"""Most tokens of a step with a graph: a model of 0.6 billion parameters computes so many in the host's time."""
 WARM_UPS = 2
 """Steps before one is recorded, in which libraries allocate memory and choose their kernels."""
 
@@ -37,6 +45,12 @@ def sizes_of_graphs(most: int) -> tuple[int, ...]:
     while power < most:
         sizes |= {power, min(power * 3 // 2, most)}
         power *= 2
+    return tuple(sorted(size for size in sizes if size <= most))
+
+
+def sizes_of_steps(most: int) -> tuple[int, ...]:
+    """Returns the tokens of graphs for any step: so many that little is filled up where it would take long."""
+    sizes = {*range(16, 128, 16), *range(128, most, 64), most}
     return tuple(sorted(size for size in sizes if size <= most))
 
 
@@ -105,19 +119,25 @@ class GraphDecoder:
         """
         self._decoder, self._attention = decoder, attention
         device, vocabulary = decoder.embedding.tokens.device, decoder.embedding.tokens.vocabulary
-        self._sizes = sizes_of_graphs(most)
+        sizes = sizes_of_graphs(most)
+        tokens = sizes_of_steps(MIXED_TOKENS) if attention.can_mix else ()
         # Tokens, positions, and the rows whose logits are wanted.
-        self._inputs = torch.zeros((3, most), dtype=torch.int64, device=device)
+        self._inputs = torch.zeros((3, max(most, *tokens, 0)), dtype=torch.int64, device=device)
         self._logits = torch.empty((most, vocabulary), dtype=torch.float32, device=device)
-        attention.fix(self._sizes, context)
+        self._residual = torch.empty(0)
+        attention.fix(sizes, tokens, context)
         began = time.perf_counter()
-        self._replays = {
-            (rows, shares): recorder(self._step(rows, shares))
-            for rows in reversed(self._sizes)
+        # The largest graphs come first: smaller ones use their memory.
+        self._steps = {rows: recorder(self._step(rows)) for rows in reversed(tokens)}
+        self._decodes = {
+            (rows, shares): recorder(self._decode(rows, shares))
+            for rows in reversed(sizes)
             for shares in ((True, False) if rows >= SHARERS else (False,))
         }
-        seconds = time.perf_counter() - began
-        log.info("%d CUDA graphs for decodes of up to %d sequences, in %.1f s", len(self._replays), most, seconds)
+        log.info(
+            "%d CUDA graphs: decodes of up to %d sequences, steps of up to %d tokens; in %.1f s",
+            len(self._steps) + len(self._decodes), most, max(tokens, default=0), time.perf_counter() - began,
+        )  # fmt: skip
 
     @property
     def vision(self) -> ImageEncoder | None:
@@ -126,20 +146,37 @@ class GraphDecoder:
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """Computes the batch. See `model.forward.Model`. The result holds until the next call."""
         plan, wanted = batch.plan, batch.wanted
-        replay = self._replays.get((plan.rows, plan.shares))
-        # Graphs have one axis of positions and write logits alone.
-        recorded = batch.images is None and not batch.hidden and len(batch.positions) == 1
-        if replay is None or not recorded or len(wanted) > plan.rows:
+        replay = self._steps.get(plan.rows) if plan.mixed else self._decodes.get((plan.rows, plan.shares))
+        # Graphs have one axis of positions; those of decodes write logits alone.
+        recorded = batch.images is None and len(batch.positions) == 1
+        if replay is None or not recorded or (not plan.mixed and (batch.hidden or len(wanted) > plan.rows)):
             return self._decoder.forward(batch)
         for place, given in zip(self._inputs, (batch.tokens, batch.positions[0], wanted), strict=True):
-            place[: len(given)].copy_(given)
+            if not (plan.mixed and given is wanted):
+                place[: len(given)].copy_(given)
+        if plan.mixed:
+            replay()
+            return self._decoder.read_out(self._residual, batch)
         self._inputs[2, len(wanted) : plan.rows].zero_()  # indices of an earlier step may be past these rows
         replay()
         return ForwardOutput(self._logits[: len(wanted)])
 
-    def _step(self, rows: int, shares: bool) -> Work:
+    def _step(self, rows: int) -> Work:
+        """Returns any step of `rows` tokens, up to the last layer, on the fixed inputs and outputs."""
+        plan = self._attention.empty_plan(rows, MIXED)
+        tokens, positions, wanted = (place[:rows] for place in self._inputs)
+
+        def work() -> None:
+            made = self._decoder.residual(ForwardBatch(tokens, positions[None], wanted, self._attention, plan))
+            if len(self._residual) < rows:
+                self._residual = torch.empty_like(made)
+            self._residual[:rows].copy_(made)
+
+        return work
+
+    def _decode(self, rows: int, shares: bool) -> Work:
         """Returns a decode of `rows` sequences, on the fixed inputs and outputs."""
-        plan = self._attention.empty_plan(rows, shares)
+        plan = self._attention.empty_plan(rows, (FEW, SHARED) if shares else (FEW,))
         tokens, positions, wanted = (place[:rows] for place in self._inputs)
         out = self._logits[:rows]
         # A new batch for each run: a batch keeps its rotary angles, but a replay must look them up.

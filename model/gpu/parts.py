@@ -61,13 +61,16 @@ class KernelGatedMLP(GatedMLP):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelSelfAttention(SelfAttention):
-    """`SelfAttention` that rotates queries and keys in place."""
+    """`SelfAttention` that normalises and rotates queries and keys in place."""
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         qkv = self.qkv(x, batch).view(len(x), -1, self.head_dim)
         queries, keys, values = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
-        if self.query_norm is None or self.key_norm is None or self.rotated_first:
-            self.rotate(qkv[:, : self.heads + self.kv_heads], batch)  # queries and keys are neighbours: one launch
+        norms, both = self._norms_of_heads(), qkv[:, : self.heads + self.kv_heads]  # neighbours: one launch
+        if norms is not None:
+            self.rotate(both, batch, norms)
+        elif self.query_norm is None or self.key_norm is None or self.rotated_first:
+            self.rotate(both, batch)
             if self.query_norm is not None and self.key_norm is not None:
                 queries, keys = self.query_norm(queries), self.key_norm(keys)
         else:
@@ -78,14 +81,29 @@ class KernelSelfAttention(SelfAttention):
         mixed = batch.attention.attend(self.number, queries, batch.plan, self.sinks)
         return self.output(mixed.flatten(1), batch)
 
-    def rotate(self, x: Tensor, batch: ForwardBatch) -> None:
+    def _norms_of_heads(self) -> tuple[KernelNorm, KernelNorm] | None:
+        """Returns the norms of queries and keys, if the kernel of the rotation computes them too."""
+        queries, keys = self.query_norm, self.key_norm
+        if not isinstance(queries, KernelNorm) or not isinstance(keys, KernelNorm) or self.rope is None:
+            return None
+        widths = {len(queries.weight), len(keys.weight), self.head_dim}
+        alike = queries.eps == keys.eps and queries.weight.dtype == keys.weight.dtype and len(widths) == 1
+        return (queries, keys) if alike and not self.rotated_first else None
+
+    def rotate(self, x: Tensor, batch: ForwardBatch, norms: tuple[KernelNorm, KernelNorm] | None = None) -> None:
+        """Rotates [tokens, heads, head_dim] in place, with norms behind those of queries and of keys."""
         if self.rope is None:
             return
         cos, sin = self.rope.tables
         heads, pairs = x.shape[1], cos.shape[1]
+        rest = self.head_dim - 2 * pairs
+        weights, eps = (x, x), 0.0
+        if norms is not None:
+            weights, eps = (norms[0].weight, norms[1].weight), norms[0].eps
         rotate_rows[(len(x),)](
-            x, batch.positions[0], cos, sin, x.stride(0), x.stride(1), HEADS=heads,
+            x, *weights, batch.positions[0], cos, sin, x.stride(0), x.stride(1), eps, QUERIES=self.heads, HEADS=heads,
             PADDED_HEADS=triton.next_power_of_2(heads), PAIRS=pairs, PADDED_PAIRS=triton.next_power_of_2(pairs),
+            REST=rest, PADDED_REST=triton.next_power_of_2(max(rest, 1)), NORMED=norms is not None,
         )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Divides the attention of a step into pieces of work for the kernel of `model.gpu.attention`."""
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +10,12 @@ from numpy.typing import NDArray
 from model.attention.visible_keys import VisibleKeys
 from model.gpu.attention import FIELDS, JOIN_FIELDS
 from model.gpu.sharing import Shared, find_shared
-from model.gpu.tuning import SOME, TileSizes, Tuning
+from model.gpu.tuning import FILLING, TileSizes, Tuning
 
 Ints = NDArray[np.int64]
 
+FEW, SOME, MANY, SHARED = range(4)
+"""Kinds of pieces, by the tokens of their sequence in the step; and those of keys that several sequences share."""
 NO_PIECES: Ints = np.empty((0, FIELDS.value), np.int64)
 
 
@@ -21,12 +24,14 @@ class LaunchKind:
     """Pieces that one launch computes.
 
     Attributes:
+        kind: Kind of the pieces, from FEW to SHARED.
         sizes: Tile sizes of the kernel.
         divided: Whether pieces may be chunks of keys.
         looped: Whether programs may share pieces, as graphs need it.
         pieces: [n, FIELDS] int64, see `attend_pieces`. Places of tokens count from the beginning of `Division.order`.
     """
 
+    kind: int
     sizes: TileSizes
     divided: bool
     looped: bool
@@ -62,13 +67,34 @@ class Division:
     first_part: Ints
     rounds: tuple[Round, ...]
 
+    @staticmethod
+    def nothing(tuning: Tuning, kinds: Sequence[int]) -> "Division":
+        """Returns the division of a step without tokens, in these launches."""
+        only = Round((), np.empty((0, JOIN_FIELDS.value), np.int64), 0)
+        return Division(np.empty(0, np.int64), np.empty(0, np.int64), (only,)).in_launches(tuning, kinds)
+
+    def in_launches(self, tuning: Tuning, kinds: Sequence[int]) -> "Division":
+        """Returns the same work in one launch each of these kinds, FEW, MANY and SHARED, as graphs have them.
+
+        Raises:
+            ValueError: The division has several rounds.
+        """
+        (only,) = self.rounds
+        launches = []
+        for kind, sizes in ((FEW, tuning.few), (MANY, tuning.many), (SHARED, tuning.shared)):
+            if kind in kinds:
+                of = (MANY, SOME) if kind == MANY else (kind,)
+                pieces = [launch.pieces for one in of for launch in only.kinds if launch.kind == one]
+                launches.append(LaunchKind(kind, sizes, True, True, np.concatenate([NO_PIECES, *pieces])))
+        return replace(self, rounds=(replace(only, kinds=tuple(launches)),))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
     """Neighbouring tokens of a sequence that fill a tile together, as arrays [n].
 
     Attributes:
-        kind: 0 for few tokens, 1 for some, 2 for many (`model.gpu.tuning`).
+        kind: FEW, SOME or MANY.
         line: Place of the sequence's line in the page tables.
         token: First token in the step.
         count: The number of tokens.
@@ -123,7 +149,7 @@ def divide(
     shared = Shared.none()
     if len(bounds) == 2:
         # Keys are shared only where one round holds all partial results.
-        alone = np.flatnonzero((spans.kind == 0) & (spans.count == 1) & (spans.begin == 0))
+        alone = np.flatnonzero((spans.kind == FEW) & (spans.count == 1) & (spans.begin == 0))
         pages = tables.reshape(-1)
         shared = find_shared(
             spans.token[alone], spans.line[alone], spans.end[alone], pages, tables.shape[1], page_size,
@@ -139,8 +165,8 @@ def divide(
 def _spans(slices: Ints, seen: VisibleKeys, width: int, tuning: Tuning, tile_heads: int) -> Spans:
     row, token, count = slices.T
     few, many = tuning.few.tokens(tile_heads), tuning.many.tokens(tile_heads)
-    kind = np.where(count <= few, 0, np.where(count < SOME, 1, 2))
-    at_once = np.where(kind == 0, few, many)
+    kind = np.where(count <= few, FEW, np.where(count < FILLING, SOME, MANY))
+    at_once = np.where(kind == FEW, few, many)
     of = -(-count // at_once)
     owner = np.repeat(np.arange(len(slices)), of)
     first = token[owner] + _ranges(of) * at_once[owner]
@@ -148,8 +174,8 @@ def _spans(slices: Ints, seen: VisibleKeys, width: int, tuning: Tuning, tile_hea
     # No later token of a slice sees a key before the first that an earlier one sees, or less far.
     begin, end = seen.first[first].astype(np.int64), seen.last[first + here - 1].astype(np.int64)
     size = np.array([tuning.few.chunk, tuning.many.chunk, 1])[kind[owner]]
-    chunk = np.where(kind[owner] < 2, begin // size, 0)
-    chunks = np.where(kind[owner] < 2, -(-end // size) - chunk, 1)
+    chunk = np.where(kind[owner] < MANY, begin // size, 0)
+    chunks = np.where(kind[owner] < MANY, -(-end // size) - chunk, 1)
     return Spans(kind[owner], row[owner].astype(np.int64) * width, first, here, begin, end, chunk, chunks)
 
 
@@ -177,18 +203,18 @@ def _round(spans: Spans, shared: Shared, tuning: Tuning, first_part: Ints) -> Ro
     joins = np.zeros((len(token), JOIN_FIELDS.value), np.int64)
     joins[:, 0], joins[:, 1], joins[:, 2] = token, base, chunks
     kinds = [
-        LaunchKind(tuning.few if kind == 0 else tuning.many, kind < 2, kind == 0, pieces)
+        LaunchKind(kind, tuning.few if kind == FEW else tuning.many, kind < MANY, kind == FEW, pieces)
         for kind in np.unique(spans.kind).tolist()
         if len(pieces := _pieces(spans.of(np.flatnonzero(spans.kind == kind)), shared, tuning, kind))
     ]
     if len(shared.pieces):
-        kinds.append(LaunchKind(tuning.shared, True, True, shared.pieces))
+        kinds.append(LaunchKind(SHARED, tuning.shared, True, True, shared.pieces))
     return Round(tuple(kinds), joins, int(chunks.sum()))
 
 
 def _pieces(spans: Spans, shared: Shared, tuning: Tuning, kind: int) -> Ints:
     """Makes a piece for each chunk that is not shared, those of most keys first."""
-    skipped = shared.chunks[spans.token] if kind == 0 and len(shared.pieces) else np.zeros_like(spans.chunks)
+    skipped = shared.chunks[spans.token] if kind == FEW and len(shared.pieces) else np.zeros_like(spans.chunks)
     left = spans.chunks - skipped
     span = np.repeat(np.arange(len(left)), left)
     nth = _ranges(left) + skipped[span]
@@ -197,7 +223,7 @@ def _pieces(spans: Spans, shared: Shared, tuning: Tuning, kind: int) -> Ints:
     made[:, 3], made[:, 4], made[:, 5] = spans.begin[span], spans.end[span], -1
     divided = np.flatnonzero(spans.chunks[span] > 1)
     if len(divided):
-        size = tuning.few.chunk if kind == 0 else tuning.many.chunk
+        size = tuning.few.chunk if kind == FEW else tuning.many.chunk
         number = spans.chunk[span[divided]] + nth[divided]
         made[divided, 3] = np.maximum(made[divided, 3], number * size)
         made[divided, 4] = np.minimum(made[divided, 4], (number + 1) * size)

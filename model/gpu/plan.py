@@ -15,12 +15,12 @@ from torch import Tensor
 
 from model.gpu.attention import HEADER, JOIN_FIELDS
 from model.gpu.packer import Ints, Packer
-from model.gpu.pieces import Division
+from model.gpu.pieces import FEW, MANY, SHARED, Division
 from model.gpu.state_plan import StatePlan, StateWork
-from model.gpu.tuning import TileSizes
+from model.gpu.tuning import TileSizes, Tuning
 
-MOST_LAUNCHES = 2
-"""Most launches of a pass of decodes: for keys that one sequence sees, and for keys that several share."""
+MIXED = (FEW, MANY, SHARED)
+"""Launches of a graph for any step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,12 +84,14 @@ class GpuPlan:
         packed: int32. All of the plan, on the device.
         groups: Plans of the layer groups.
         rows: Rows of the graphs that may compute the plan, see `Places`; 0 for none.
+        mixed: Whether these graphs are those for any step, not those for one token a sequence.
         states: Plan of the recurrent layers. None for a model without some.
     """
 
     packed: Tensor
     groups: tuple[GpuGroupPlan, ...]
     rows: int = 0
+    mixed: bool = False
     states: StatePlan | None = None
 
     @property
@@ -116,6 +118,10 @@ class GroupWork:
     table: Ints
     division: Division
 
+    def in_launches(self, tuning: Tuning) -> "GroupWork":
+        """Returns the same work in the launches of graphs for any step. Raises ValueError, see `Division`."""
+        return replace(self, division=self.division.in_launches(tuning, MIXED))
+
 
 def laid_out(work: Sequence[GroupWork], device: torch.device, states: StateWork | None = None) -> GpuPlan:
     """Returns a plan in a place of its own."""
@@ -131,34 +137,46 @@ def laid_out(work: Sequence[GroupWork], device: torch.device, states: StateWork 
 class Places:
     """Fixed places of plans that are laid out alike, for CUDA graphs."""
 
-    def __init__(self, rows: int, numbers: int, programs: int, spare: int, device: torch.device) -> None:
+    def __init__(
+        self, sizes: Sequence[int], mixed: bool, numbers: int, programs: int, spare: int, device: torch.device
+    ) -> None:
         """Allocates the places.
 
         Args:
-            rows: Most rows of a plan.
+            sizes: Rows of plans, one for each token, ascending. A plan is filled up to the next of them.
+            mixed: Whether plans are of any step, not of one token a sequence.
             numbers: Numbers of int32 that a plan may have.
             programs: Programs of each launch.
             spare: A slot that no sequence has, for rows that fill up a plan.
             device: Device of the plans.
         """
-        self.rows, self._programs, self._spare, self._device = rows, programs, spare, device
+        self._sizes, self._mixed, self._programs, self._spare, self._device = sizes, mixed, programs, spare, device
         self._packed = torch.zeros(numbers, dtype=torch.int32, device=device)
 
-    def filled(self, rows: int, work: Sequence[GroupWork], states: StateWork | None = None) -> GpuPlan | None:
-        """Lays out a plan of `rows` rows, the first of which are those of `work`, in one pass.
+    def filled(self, tokens: int, work: Sequence[GroupWork], states: StateWork | None = None) -> GpuPlan | None:
+        """Lays out a plan in one pass.
+
+        Args:
+            tokens: Tokens of the step, which the first rows of the plan are for.
+            work: Work of the layer groups.
+            states: Work of the recurrent layers.
 
         Returns:
             The plan. None where it has no room.
         """
-        packer = Packer()
-        groups = [_put(packer, _filled_up(one, rows, self._spare), self.rows) for one in work]
-        placed = None if states is None else states.filled_up(rows).put(packer, self.rows)
+        rows = next((size for size in self._sizes if size >= tokens), None)
+        if rows is None:
+            return None
+        packer, most = Packer(), self._sizes[-1]
+        groups = [_put(packer, _filled_up(one, rows, self._spare), most) for one in work]
+        placed = None if states is None else states.filled_up(rows).put(packer, most)
         _put_lists(packer, groups)
         if packer.size > len(self._packed):
             return None
         self._packed[: packer.size].copy_(packer.host(self._device), non_blocking=True)
         made = None if placed is None else placed.on(self._packed)
-        return GpuPlan(self._packed, tuple(group.on(self._packed, self._programs) for group in groups), rows, made)
+        on_device = tuple(group.on(self._packed, self._programs) for group in groups)
+        return GpuPlan(self._packed, on_device, rows, self._mixed, made)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,7 +215,7 @@ def _put(packer: Packer, work: GroupWork, room: int) -> _Placed:
     """Packs the arrays whose addresses a launch gets; `room` is for tokens."""
     division = work.division
     headers = np.zeros((sum(len(part.kinds) for part in division.rounds), HEADER), np.int64)
-    headers_at = packer.put(headers, MOST_LAUNCHES * HEADER if room else 0)
+    headers_at = packer.put(headers, len(MIXED) * HEADER if room else 0)
     arrays = tuple(packer.put(array, room) for array in (work.slots, work.first, work.last, division.first_part))
     joins = tuple(packer.put(part.joins, room * JOIN_FIELDS.value) for part in division.rounds)
     return _Placed(work, headers, headers_at, arrays, joins)

@@ -43,22 +43,30 @@ def norm_rows(
 
 @triton.jit
 def rotate_rows(
-    x, positions, cos, sin, stride, head_stride, HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, PAIRS: tl.constexpr,
-    PADDED_PAIRS: tl.constexpr,
+    x, query_weight, key_weight, positions, cos, sin, stride, head_stride, eps, QUERIES: tl.constexpr,
+    HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, PAIRS: tl.constexpr, PADDED_PAIRS: tl.constexpr,
+    REST: tl.constexpr, PADDED_REST: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """Computes `model.rope.rotate` in place. Grid: (tokens,).
+    """Computes `model.rope.rotate` in place, with NORMED behind the RMSNorm of each head. Grid: (tokens,).
 
     Args:
-        x: [tokens, HEADS, head_dim] with these strides, any float dtype.
+        x: [tokens, HEADS, 2 x PAIRS + REST] with these strides, any float dtype. Queries come first.
+        query_weight: [2 x PAIRS + REST]. Weight of the norm of queries, not read without NORMED.
+        key_weight: Likewise, of the other heads.
         positions: [tokens] int64.
         cos: [context, PAIRS].
         sin: [context, PAIRS].
         stride: Elements between two tokens.
         head_stride: Elements between two heads.
+        eps: Epsilon of the norms.
+        QUERIES: Query heads of a token.
         HEADS: Heads of a token.
         PADDED_HEADS: A power of two not below HEADS.
         PAIRS: Rotated pairs of a head.
         PADDED_PAIRS: A power of two not below PAIRS.
+        REST: Elements of a head that are not rotated.
+        PADDED_REST: A power of two not below REST.
+        NORMED: Whether heads are normalised.
     """
     token = tl.program_id(0)
     head = tl.arange(0, PADDED_HEADS)
@@ -70,6 +78,25 @@ def rotate_rows(
     there = (head < HEADS)[:, None] & (pair < PAIRS)[None, :]
     low = tl.load(at, mask=there, other=0.0).to(tl.float32)
     high = tl.load(at + PAIRS, mask=there, other=0.0).to(tl.float32)
+    if NORMED:
+        squares = tl.sum(low * low, 1) + tl.sum(high * high, 1)
+        weight = tl.where(head < QUERIES, query_weight, key_weight)[:, None] + pair[None, :]
+        low_weight = tl.load(weight, mask=there, other=0.0).to(tl.float32)
+        high_weight = tl.load(weight + PAIRS, mask=there, other=0.0).to(tl.float32)
+        if REST:
+            rest = 2 * PAIRS + tl.arange(0, PADDED_REST)
+            rest_at = x + token.to(tl.int64) * stride + head[:, None] * head_stride + rest[None, :]
+            in_rest = (head < HEADS)[:, None] & (rest < 2 * PAIRS + REST)[None, :]
+            line = tl.load(rest_at, mask=in_rest, other=0.0).to(tl.float32)
+            squares += tl.sum(line * line, 1)
+            rest_weight = tl.where(head < QUERIES, query_weight, key_weight)[:, None] + rest[None, :]
+            line *= tl.load(rest_weight, mask=in_rest, other=0.0).to(tl.float32)
+        size = tl.math.rsqrt(squares / (2 * PAIRS + REST) + eps)[:, None]
+        # Rounded before the rotation, as the norm's result is.
+        low = (low * size * low_weight).to(x.dtype.element_ty).to(tl.float32)
+        high = (high * size * high_weight).to(x.dtype.element_ty).to(tl.float32)
+        if REST:
+            tl.store(rest_at, (line * size).to(x.dtype.element_ty), mask=in_rest)
     tl.store(at, (low * c - high * s).to(x.dtype.element_ty), mask=there)
     tl.store(at + PAIRS, (high * c + low * s).to(x.dtype.element_ty), mask=there)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-SOME = 256
+FILLING = 256
 """Tokens of a sequence in a step that fill a GPU without dividing its keys."""
 
 ELEMENTS = ("float32", "half", "eight")

@@ -184,9 +184,16 @@ def test_norms(width: int) -> None:
 
 
 @pytest.mark.parametrize(("heads", "pairs"), [(40, 64), (12, 32), (72, 32)])
-def test_rotation(heads: int, pairs: int) -> None:
-    types = {"x": "*bf16", "positions": "*i64", "cos": "*bf16", "sin": "*bf16", "stride": "i32", "head_stride": "i32"}
-    constants = {"HEADS": heads, "PADDED_HEADS": 1 << (heads - 1).bit_length(), "PAIRS": pairs, "PADDED_PAIRS": pairs}
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotation(heads: int, pairs: int, normed: bool) -> None:
+    types = {
+        "x": "*bf16", "query_weight": "*bf16", "key_weight": "*bf16", "positions": "*i64", "cos": "*bf16",
+        "sin": "*bf16", "stride": "i32", "head_stride": "i32", "eps": "fp32",
+    }  # fmt: skip
+    constants = {
+        "QUERIES": heads - 8, "HEADS": heads, "PADDED_HEADS": 1 << (heads - 1).bit_length(), "PAIRS": pairs,
+        "PADDED_PAIRS": pairs, "REST": 0, "PADDED_REST": 1, "NORMED": normed,
+    }  # fmt: skip
     made = compile_for(90, rotate_rows, types, constants, ("stride", "head_stride"))
     check(made, 90)
     assert "ld.global.v" in made.assembly

@@ -11,7 +11,7 @@ from torch import Tensor
 from model.blocks import Experts, GatedMLP, SelfAttention
 from model.embedding_table import PlainTable
 from model.forward import ForwardBatch, ForwardOutput
-from model.gpu.graphs import GraphDecoder, sizes_of_graphs, why_not
+from model.gpu.graphs import GraphDecoder, sizes_of_graphs, sizes_of_steps, why_not
 from model.layers import silu
 from model.rope import Rope
 from model.routing import Routing
@@ -42,19 +42,31 @@ def test_a_model_that_turns_by_several_axes_is_not_recorded() -> None:
 
 
 class Attention:
-    def fix(self, rows: Any, context: int) -> None: ...
+    can_mix = True
 
-    def empty_plan(self, rows: int, shares: bool) -> Any:
-        return SimpleNamespace(rows=rows, shares=shares)
+    def fix(self, rows: Any, tokens: Any, context: int) -> None: ...
+
+    def empty_plan(self, rows: int, kinds: Any) -> Any:
+        return SimpleNamespace(rows=rows)
 
 
 class Embedded:
-    """A decoder whose logits are the tokens at the wanted places."""
+    """A decoder whose logits are the tokens at the wanted places. ran: tokens of each run of its layers."""
 
     embedding, vision = SimpleNamespace(tokens=PlainTable("", torch.zeros(9, 1))), None
 
+    def __init__(self) -> None:
+        self.ran: list[int] = []
+
     def forward(self, batch: ForwardBatch, out: Tensor | None = None) -> ForwardOutput:
-        logits = batch.tokens[batch.wanted].float()[:, None].expand(-1, 9)
+        return self.read_out(self.residual(batch), batch, out)
+
+    def residual(self, batch: ForwardBatch) -> Tensor:
+        self.ran.append(len(batch.tokens))
+        return batch.tokens.float()[:, None]
+
+    def read_out(self, x: Tensor, batch: ForwardBatch, out: Tensor | None = None) -> ForwardOutput:
+        logits = x[batch.wanted].expand(-1, 9)
         return ForwardOutput(logits if out is None else out.copy_(logits))
 
 
@@ -63,7 +75,7 @@ def test_rows_that_fill_a_step_up_want_nothing_of_an_earlier_one() -> None:
     made = GraphDecoder(Embedded(), Attention(), 8, 64, lambda work: work)  # type: ignore[arg-type]
 
     def step(rows: int, tokens: list[int], wanted: list[int]) -> list[float]:
-        plan, positions = SimpleNamespace(rows=rows, shares=False), torch.arange(len(tokens))[None]
+        plan, positions = SimpleNamespace(rows=rows, shares=False, mixed=False), torch.arange(len(tokens))[None]
         batch = ForwardBatch(torch.tensor(tokens), positions, torch.tensor(wanted), Attention(), plan)  # type: ignore[arg-type]
         return made.forward(batch).logits[:, 0].tolist()
 
@@ -71,3 +83,33 @@ def test_rows_that_fill_a_step_up_want_nothing_of_an_earlier_one() -> None:
     assert step(4, [1, 2, 3], [0, 2]) == [1, 3]
     assert step(2, [1, 2], [0, 1, 1]) == [1, 2, 2]
     assert step(0, [3, 2, 1], [2]) == [1]
+
+
+def test_steps_of_several_tokens_a_sequence_are_filled_up_too() -> None:
+    decoder = Embedded()
+    made = GraphDecoder(decoder, Attention(), 8, 64, lambda work: work)  # type: ignore[arg-type]
+    tokens = torch.arange(40)
+
+    def step(rows: int, mixed: bool, wanted: list[int], count: int = 40, **more: Any) -> list[float]:
+        plan = SimpleNamespace(rows=rows, shares=True, mixed=mixed)
+        batch = ForwardBatch(
+            tokens[:count], torch.arange(count)[None], torch.tensor(wanted), Attention(), plan, **more  # type: ignore[arg-type]
+        )  # fmt: skip
+        return made.forward(batch).logits[:, 0].tolist()
+
+    decoder.ran.clear()
+    assert step(48, True, [39, 0, 7]) == [39, 0, 7]
+    assert step(16, True, [1] * 20, 14) == [1] * 20, "more than a graph of decodes has room for"
+    assert step(48, True, [5], hidden=True) == [5]
+    assert step(0, False, [5]) == [5]
+    assert decoder.ran == [48, 16, 48, 40]
+
+
+@pytest.mark.parametrize("most", [64, 1024, 1500])
+def test_little_is_filled_up_of_large_steps(most: int) -> None:
+    sizes = sizes_of_steps(most)
+    assert sizes == tuple(sorted(set(sizes)))
+    assert sizes[-1] == most
+    for tokens in range(1, most + 1):
+        up = next(size for size in sizes if size >= tokens)
+        assert up - tokens < (16 if tokens <= 112 else 64)

@@ -103,7 +103,8 @@ def test_attention_is_compiled_once_for_each_kind(compiled: Callable[[Any], int]
     pool = DryPool(replace(case, kv_heads=1) if latent else case)
     pool.attention.prepare()
     ready = [compiled(kernel) for kernel in (write_slots, join_parts, attend_pieces)]
-    assert ready == [1, 1, 4], "few, some, many, shared"
+    kinds = 4 if latent == 512 else 5  # few, some, many, shared, some and many in graphs; the last two may be alike
+    assert ready == [1, 1, kinds]
     for slices in (
         [(0, 700, 1), (1, 3, 600), (2, 600, 40)],
         [(0, 699, 1)],

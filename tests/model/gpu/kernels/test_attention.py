@@ -95,7 +95,7 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def few_tokens_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model.gpu.pieces.SOME", 40)
+    monkeypatch.setattr("model.gpu.pieces.FILLING", 40)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -167,7 +167,7 @@ def test_plans_for_graphs_give_the_same_bits(case: Case, sharers: int, monkeypat
     layer = LAYERS - 1
     pool.remember([(i, 0, before) for i, before, _ in now], layer)
     expected = pool.step(now, layer)
-    pool.attention.fix((2, 4, 8), 128)
+    pool.attention.fix((2, 4, 8), (), 128)
     fixed = [pool.attention.plan(pool.shape(some)) for some in (now, now[:3])]
     assert [plan.rows for plan in fixed] == [4 if len(now) == 4 else 8, 4]
     assert fixed[0].packed is fixed[1].packed
@@ -178,17 +178,47 @@ def test_plans_for_graphs_give_the_same_bits(case: Case, sharers: int, monkeypat
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("kv", [None, "int8"])
+@pytest.mark.parametrize("sharers", [2, 9])
+@pytest.mark.parametrize("case", [*SHARING, CASES[0], CASES[-1]])
+def test_plans_for_graphs_of_any_step_give_the_same_bits(
+    case: Case, sharers: int, kv: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decodes, slices of few, some and many tokens, and keys that several sequences share, in one launch of each."""
+    monkeypatch.setattr("model.attention.sharing.SHARERS", sharers)
+    case = replace(case, lengths=(*case.lengths, (30, 7), (0, 45), (5, 25)))
+    pool, layer = TritonPool(case, kv), LAYERS - 1
+    if case in [replace(one, lengths=case.lengths) for one in SHARING]:
+        pool.share(64, 4)
+    now = [(i, before, count) for i, (before, count) in enumerate(case.lengths)]
+    pool.remember([(i, 0, before) for i, before, _ in now if before], layer)
+    expected = pool.step(now, layer)
+    tokens = sum(count for _, _, count in now)
+    pool.attention.fix((2, 4, 8), (16, 2 * tokens), 128)
+    few = [(len(now) - 1, 5, 3)]
+    plans = [pool.attention.plan(pool.shape(some)) for some in (now, few)]
+    assert [(plan.rows, plan.mixed) for plan in plans] == [(2 * tokens, True), (16, True)]
+    assert plans[0].packed is plans[1].packed
+    assert plans[0].groups[0].slots.data_ptr() == plans[1].groups[0].slots.data_ptr()
+    places = [[launch.header for part in plan.groups[-1].passes for launch in part.launches] for plan in plans]
+    assert places[0] == places[1], "what a graph reads"
+    together = fixed_step(pool, now, layer)
+    for one, other in zip(together, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 def fixed_step(pool: TritonPool, now: Slices, layer: int) -> list[Tensor]:
     """As a graph computes it: rows that fill up have whatever keys, values and queries."""
     plan = pool.attention.plan(pool.shape(now))
-    more = plan.rows - len(now)
+    counts = [count for _, _, count in now]
+    more = plan.rows - sum(counts)
 
     def filled(tensors: list[Tensor]) -> Tensor:
         nothing = torch.full((more, *tensors[0].shape[1:]), torch.nan, dtype=pool.dtype, device=DEVICE)
         return torch.cat((pool.packed(tensors, now), nothing))
 
     pool.attention.write(layer, filled(pool.keys), filled(pool.values), plan)
-    return list(pool.attention.attend(layer, filled(pool.queries), plan, pool.sinks)[: len(now)].split(1))
+    return list(pool.attention.attend(layer, filled(pool.queries), plan, pool.sinks)[: sum(counts)].split(counts))
 
 
 @pytest.mark.parametrize("cap", [0.5, 30.0])

@@ -76,9 +76,11 @@ class Kept:
 
 @pytest.mark.parametrize("rotated_first", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
-def test_norms_before_and_after_the_rotation(rotated_first: bool, normed: bool) -> None:
-    rope, positions = Rope(frequencies(48, 100.0), 40, torch.float32, DEVICE), torch.tensor([0, 39, 17, 3]).to(DEVICE)
-    qkv, weights = random(4, 7 * 48), (random(48, seed=1), random(48, seed=2))
+@pytest.mark.parametrize(("dtype", "rotated"), [("float32", 48), ("float32", 20), ("bfloat16", 48)])
+def test_norms_before_and_after_the_rotation(rotated_first: bool, normed: bool, dtype: str, rotated: int) -> None:
+    kind: torch.dtype = getattr(torch, dtype)
+    rope, positions = Rope(frequencies(rotated, 100.0), 40, kind, DEVICE), torch.tensor([0, 39, 17, 3]).to(DEVICE)
+    qkv, weights = random(4, 7 * 48, dtype=kind), (random(48, seed=1), random(48, seed=2))
     norms = tuple(RMSNorm(weight, 1e-3) for weight in weights) if normed else (None, None)
 
     def run(kind: type[SelfAttention]) -> tuple[Tensor, Kept]:
@@ -86,7 +88,8 @@ def test_norms_before_and_after_the_rotation(rotated_first: bool, normed: bool) 
         step: Any = type("Step", (), {"positions": positions[None], "attention": kept, "plan": None})()
         step.cos_sin = lambda one: one.at(positions[None])
         of: Any = (lambda *_: qkv.clone(), lambda x, _: x)
-        return kind(0, 5, 1, 48, *of, rope, *norms, rotated_first=rotated_first)(qkv, step), kept
+        normed = norms if kind is SelfAttention else tuple(one and KernelNorm(one.weight, one.eps) for one in norms)
+        return kind(0, 5, 1, 48, *of, rope, *normed, rotated_first=rotated_first)(qkv, step), kept
 
     (found, kept), (expected, right) = run(KernelSelfAttention), run(SelfAttention)
     check(found, expected)
