@@ -17,7 +17,7 @@ import torch
 
 from model.architectures.registry import load_model
 from model.attention.backend import StepShape
-from model.backend import Backend
+from model.backend import Backend, StepSizes
 from model.config import ModelConfig, read_config
 from model.decoder import Decoder
 from model.forward import ForwardBatch
@@ -47,7 +47,7 @@ def log_probabilities(
     layout = config.kv_layout(PAGE_SIZE, kv_dtype)
     pages = layout.pages_for(length)
     attention = backend.attention(config, layout, pages)
-    model = backend.model(decoder, attention, 1, length)
+    model = backend.model(decoder, attention, StepSizes(1, length, length))
     positions = np.arange(length)
     table = np.arange(pages, dtype=np.int32).reshape(1, 1, -1)
     shape = StepShape(np.array([[0, 0, length]], np.int32), positions, positions[None], table, np.zeros(1, np.int64))

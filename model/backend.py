@@ -4,6 +4,7 @@ Each back end is a folder of its own, with its attention and its kernels: `model
 `model.backends` chooses among them.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from cache_manager.layout import KVLayout
@@ -13,6 +14,21 @@ from model.decoder import Decoder
 from model.forward import Model
 from model.sampling.sampler import LogitOps, Starter
 from model.tensors import ProductMaker
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """Most of what a step has.
+
+    Attributes:
+        rows: Sequences.
+        context: Tokens of a sequence, those in the KV pool included.
+        tokens: Tokens that it computes.
+    """
+
+    rows: int
+    context: int
+    tokens: int
 
 
 class Backend(Protocol):
@@ -47,8 +63,11 @@ class Backend(Protocol):
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> AttentionBackend:
         """Allocates a KV pool of `pages` pages, and the attention over it."""
 
-    def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:
-        """Returns what runs the decoder over this attention, for at most `rows` sequences of `context` tokens."""
+    def working_memory(self, decoder: Decoder, config: ModelConfig, layout: KVLayout, sizes: StepSizes) -> int:
+        """Returns the bytes that the largest step takes beside weights and KV. 0 where memory is the host's."""
+
+    def model(self, decoder: Decoder, attention: AttentionBackend, sizes: StepSizes) -> Model:
+        """Returns what runs the decoder over this attention, for steps of at most these sizes."""
 
 
 class NoKernels(Exception):

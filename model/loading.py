@@ -16,7 +16,7 @@ import torch
 from cache_manager.layout import KVLayout
 from model.architectures.registry import load_model
 from model.attention.backend import AttentionBackend
-from model.backend import Backend
+from model.backend import Backend, StepSizes
 from model.backends import choose_backend
 from model.config import ModelConfig, read_config, read_defaults
 from model.decoder import Decoder
@@ -26,7 +26,7 @@ from model.gguf.split import is_gguf
 from model.gguf_weights import open_checkpoint
 from model.identity import checkpoint_identity
 from model.images import ImageStore
-from model.memory import free_bytes, free_host_bytes, pool_pages, return_freed_memory
+from model.memory import MemoryFound, free_host_bytes, pool_pages, return_freed_memory
 from model.page_store import PageStore, Store
 from model.parallel.collective import ONE_RANK, Ranks
 from model.parallel.follow import ShardParts
@@ -114,6 +114,7 @@ def load(
     recompute: bool = False,
     engines: int = 1,
     group: RankGroup | None = None,
+    step_tokens: int = 512,
     factories: Sequence[LogitsProcessorFactory] = (),
 ) -> LoadedModel:
     """Loads a model for an engine.
@@ -127,6 +128,7 @@ def load(
         recompute: See `Runner`.
         engines: Engines that share the machine's memory, where no setting says how much one takes.
         group: The other ranks, which load their parts meanwhile. None for a model that is not divided.
+        step_tokens: Most tokens of a step.
         factories: Factories of logits processors, applied after those that the settings name.
 
     Raises:
@@ -138,7 +140,8 @@ def load(
     if settings.verify_weights:
         _verify(directory)
     grammars = _grammars(directory)  # reads the tokenizer while the weights are loaded
-    computer = load_computer(directory, settings, rows, recompute, engines, ONE_RANK if group is None else group.ranks)
+    ranks = ONE_RANK if group is None else group.ranks
+    computer = load_computer(directory, settings, rows, recompute, engines, ranks, step_tokens)
     config, layout, device = computer.config, computer.layout, computer.device
     sources = ProcessorSources(named, grammars if grammars is not None and grammars.opened() else None)
     limits = Limits(
@@ -194,11 +197,12 @@ def _grammars(directory: Path) -> GrammarStore | None:
 
 
 def load_computer(
-    directory: Path, settings: ModelSettings, rows: int, recompute: bool, engines: int, ranks: Ranks
-) -> Computer:
+    directory: Path, settings: ModelSettings, rows: int, recompute: bool, engines: int, ranks: Ranks,
+    step_tokens: int = 512,
+) -> Computer:  # fmt: skip
     """Loads a rank's part of the model, of its KV pool and of its host tier.
 
-    `engines` and errors are those of `load`.
+    `engines`, `step_tokens` and errors are those of `load`.
     """
     config = read_config(directory)
     _check_division(config, settings, ranks)
@@ -214,13 +218,16 @@ def load_computer(
         windowed = own.kv_layout(settings.page_size, kv_dtype)
         # Tokens that are computed again need their place again, also behind a window.
         layout = windowed.without_windows() if recompute else windowed
+        sizes, working = StepSizes(rows, config.context, step_tokens), 0
+        if settings.kv_cache_memory is None:
+            working = backend.working_memory(decoder, own, windowed, sizes)
         degree = f" 1/{ranks.shard.size}" if ranks.shard.size > 1 else ""
         numbers = f"{dtype} {settings.quantization} {kv_dtype} {device} {backend.numerics} {layout}{degree}"
         numerics = checkpoint_identity(directory) + numbers.encode()
-        pages, slots = _agree(settings, layout, rows * config.context, device, numerics, engines, ranks)
+        pages, slots = _agree(settings, layout, rows * config.context, device, numerics, engines, ranks, working)
         # One page more than the scheduler knows of, for the runner's own use.
         attention = backend.attention(own, windowed, pages + 1)
-        model = backend.model(decoder, attention, rows, config.context)
+        model = backend.model(decoder, attention, sizes)
         if settings.poison_freed_pages:
             attention.poison(np.arange(pages, dtype=np.int32))
     log.info(
@@ -254,15 +261,17 @@ def _agree(
     numerics: bytes,
     engines: int,
     ranks: Ranks,
+    working: int,
 ) -> tuple[int, int]:
     """Returns the pages of the KV pool and slots of the host tier that every rank can have. Raises ValueError."""
     ranks.exchange({})  # all have their weights: what is free now stays so
     # Ranks of one machine share its memory. Where they do not, this is too careful; --kv-cache-memory says how much.
     sharing = engines * (ranks.shard.size if device == "cpu" else 1)
-    free, fraction = free_bytes(device)
-    free //= sharing
-    memory = int(free * fraction) if settings.kv_cache_memory is None else settings.kv_cache_memory
-    if memory > free:
+    found = MemoryFound.of(device)
+    free = found.free // sharing
+    if settings.kv_cache_memory is None:
+        memory = found.for_pool(settings.gpu_memory_utilization, working, sharing)
+    elif (memory := settings.kv_cache_memory) > free:
         raise ValueError(f"--kv-cache-memory is {memory} bytes, only {free} are free")
     pages, slots = pool_pages(layout, memory, most_tokens), 0
     if settings.host_cache_memory is not None:

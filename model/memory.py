@@ -2,12 +2,12 @@
 
 import ctypes
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from cache_manager.layout import KVLayout
 
 HOST_FRACTION = 0.5
-DEVICE_FRACTION = 0.9
 
 
 def free_host_bytes() -> int:
@@ -27,13 +27,50 @@ def free_host_bytes() -> int:
     return free
 
 
-def free_bytes(device: str) -> tuple[int, float]:
-    """Returns the free bytes of a device, and the fraction of them that a KV pool takes by default."""
-    if device == "cuda":
+@dataclass(frozen=True, slots=True)
+class MemoryFound:
+    """Memory of a device when the weights are loaded.
+
+    Attributes:
+        free: Free bytes.
+        total: Bytes in all; None for the host.
+    """
+
+    free: int
+    total: int | None
+
+    @staticmethod
+    def of(device: str) -> "MemoryFound":
+        if device != "cuda":
+            return MemoryFound(free_host_bytes(), None)
         import torch
 
-        return torch.cuda.mem_get_info()[0], DEVICE_FRACTION
-    return free_host_bytes(), HOST_FRACTION
+        torch.cuda.empty_cache()  # what torch keeps of freed memory is free
+        return MemoryFound(*torch.cuda.mem_get_info())
+
+    def for_pool(self, utilization: float, working: int, sharing: int) -> int:
+        """Returns the bytes of a KV pool by default: half of the free memory, on a GPU what is left.
+
+        Args:
+            utilization: Part of a GPU's memory that may be used in all.
+            working: Bytes that steps take.
+            sharing: Engines that share the device.
+
+        Raises:
+            ValueError: Nothing is left.
+        """
+        if self.total is None:
+            return int(self.free // sharing * HOST_FRACTION)
+        left = int(self.free - self.total * (1 - utilization)) // sharing - working
+        if left <= 0:
+            sizes = (self.total, self.total - self.free, working)
+            total, used, steps = (f"{size / 2**30:.1f} GiB" for size in sizes)
+            raise ValueError(
+                f"the GPU has {total}. {used} of it are used, mostly by the weights, and steps take {steps}. Of "
+                f"--gpu-memory-utilization {utilization:g} nothing is left for KV. Raise it, or lower "
+                "--max-batched-tokens or --max-sequences"
+            )
+        return left
 
 
 def return_freed_memory() -> None:

@@ -36,8 +36,15 @@ class ModelSettings:
         default=None,
         metadata={
             "size": True,
-            "help": "Bytes for the KV pool: 512MiB, 2GiB. Unset: half of the free memory (on a GPU 90 %), but no more "
-            "than --max-sequences times the model's context needs.",
+            "help": "Bytes for the KV pool: 512MiB, 2GiB. Unset: half of the free memory (on a GPU what "
+            "--gpu-memory-utilization leaves), but no more than --max-sequences times the model's context needs.",
+        },
+    )
+    gpu_memory_utilization: float = field(
+        default=0.9,
+        metadata={
+            "help": "Part of a GPU's memory that may be used in all: by weights, by steps, which are measured when the "
+            "model is loaded, and the rest by the KV pool. Without effect beside --kv-cache-memory, and on CPUs."
         },
     )
     poison_freed_pages: bool = field(
@@ -145,6 +152,10 @@ class ModelSettings:
             raise ValueError(f"--page-size is {self.page_size}, must be at least 1 token")
         if self.kv_cache_memory is not None and self.kv_cache_memory < 1:
             raise ValueError(f"--kv-cache-memory is {self.kv_cache_memory}, must be at least 1 byte")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"--gpu-memory-utilization is {self.gpu_memory_utilization:g}, must be above 0 and at most 1"
+            )
         if self.image_cache_memory < 0:
             raise ValueError(f"--image-cache-memory is {self.image_cache_memory}, must be at least 0 bytes")
         if self.host_cache_memory is not None and self.host_cache_memory < 1:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import AttentionBackend
-from model.backend import NoKernels
+from model.backend import NoKernels, StepSizes
 from model.config import ModelConfig
 from model.cpu.attention_backend import CpuAttention, why_not
 from model.cpu.decoder import CompiledDecoder, check_compiled
@@ -85,7 +85,12 @@ class CpuBackend:
             eight_bit, config.slopes,
         )  # fmt: skip
 
-    def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:  # noqa: ARG002
+    def working_memory(
+        self, decoder: Decoder, config: ModelConfig, layout: KVLayout, sizes: StepSizes  # noqa: ARG002
+    ) -> int:  # fmt: skip
+        return 0
+
+    def model(self, decoder: Decoder, attention: AttentionBackend, sizes: StepSizes) -> Model:  # noqa: ARG002
         return CompiledDecoder(self.machine, decoder)
 
 

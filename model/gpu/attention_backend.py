@@ -168,6 +168,10 @@ class TritonAttention:
         if tokens and self.can_mix:
             numbers += len(layout.groups) * tokens[-1] * (FIELDS.value + 16)
             self._mixed = Places(tokens, True, numbers, programs, spare, self._device)
+        self.keep_parts()
+
+    def keep_parts(self) -> None:
+        """Allocates room for the most partial results that are kept from step to step."""
         self._parts_for(self._most_parts)
 
     def empty_plan(self, rows: int, kinds: Sequence[int]) -> GpuPlan:

@@ -12,19 +12,20 @@ from torch import Tensor
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import AttentionBackend
-from model.backend import NoKernels
+from model.backend import NoKernels, StepSizes
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.forward import Model
 from model.gpu.attention_backend import TritonAttention, why_not
 from model.gpu.draws import prepare_draws, start_draws
 from model.gpu.float8_product import Float8Product, can_multiply
-from model.gpu.graphs import CudaRecorder, GraphDecoder
+from model.gpu.graphs import CudaRecorder, GraphDecoder, most_graph_tokens
 from model.gpu.graphs import why_not as why_no_graphs
 from model.gpu.group_linear import GroupProduct
 from model.gpu.parts import with_kernels
 from model.gpu.sampler import GpuOps
 from model.gpu.states import why_not as why_no_states
+from model.gpu.working_memory import CudaMemory, measure_steps
 from model.sampling.sampler import LogitOps, Starter
 from model.settings import ModelSettings
 from model.weight_formats.activations import RoundedFormat, RoundedProduct, RowRounding
@@ -109,13 +110,26 @@ class TritonBackend:
         made.prepare(config.recurrent)
         return made
 
-    def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:
+    def working_memory(self, decoder: Decoder, config: ModelConfig, layout: KVLayout, sizes: StepSizes) -> int:
+        made = with_kernels(decoder)
+        graph_tokens = 0 if why_no_graphs(made) else sizes.rows if layout.states.pages else most_graph_tokens(sizes)
+        found = measure_steps(
+            made, lambda: self.attention(config, layout, 1), layout, config.rotary_axes, CudaMemory(), sizes,
+            graph_tokens,
+        )  # fmt: skip
+        log.info(
+            "a step of %d tokens takes %.0f MiB, graphs %.0f MiB, the sampler %.0f MiB",
+            sizes.tokens, found.step / 2**20, found.graphs / 2**20, found.sampler / 2**20,
+        )  # fmt: skip
+        return found.total
+
+    def model(self, decoder: Decoder, attention: AttentionBackend, sizes: StepSizes) -> Model:
         made, tokens = with_kernels(decoder), decoder.embedding.tokens
         prepare_draws(tokens.vocabulary, tokens.device)
         if reason := why_no_graphs(made):
             log.info("decodes are run launch by launch, not as CUDA graphs: %s", reason)
             return made
-        return GraphDecoder(made, cast(TritonAttention, attention), rows, context, CudaRecorder())
+        return GraphDecoder(made, cast(TritonAttention, attention), sizes, CudaRecorder())
 
 
 def open_gpu_backend(

@@ -20,6 +20,7 @@ from dataclasses import fields, is_dataclass
 import torch
 
 from model.attention.sharing import SHARERS
+from model.backend import StepSizes
 from model.blocks import Experts
 from model.decoder import Decoder
 from model.forward import ForwardBatch, ForwardOutput, ImageEncoder
@@ -52,6 +53,11 @@ def sizes_of_steps(most: int) -> tuple[int, ...]:
     """Returns the tokens of graphs for any step: so many that little is filled up where it would take long."""
     sizes = {*range(16, 128, 16), *range(128, most, 64), most}
     return tuple(sorted(size for size in sizes if size <= most))
+
+
+def most_graph_tokens(sizes: StepSizes) -> int:
+    """Returns the most tokens of a step with a graph."""
+    return min(MIXED_TOKENS, sizes.tokens)
 
 
 def why_not(part: object) -> str | None:
@@ -105,27 +111,25 @@ class CudaRecorder:
 class GraphDecoder:
     """`Model` of a decoder that replays decodes as graphs."""
 
-    def __init__(
-        self, decoder: Decoder, attention: TritonAttention, most: int, context: int, recorder: Recorder
-    ) -> None:
+    def __init__(self, decoder: Decoder, attention: TritonAttention, step_sizes: StepSizes, recorder: Recorder) -> None:
         """Records the graphs.
 
         Args:
             decoder: The decoder.
             attention: Its attention, whose plans of decodes get a fixed place.
-            most: Most sequences of a decode that is replayed.
-            context: Most tokens of a sequence.
+            step_sizes: Most of what a step has.
             recorder: Records work.
         """
         self._decoder, self._attention = decoder, attention
         device, vocabulary = decoder.embedding.tokens.device, decoder.embedding.tokens.vocabulary
+        most = step_sizes.rows
         sizes = sizes_of_graphs(most)
-        tokens = sizes_of_steps(MIXED_TOKENS) if attention.can_mix else ()
+        tokens = sizes_of_steps(most_graph_tokens(step_sizes)) if attention.can_mix else ()
         # Tokens, positions, and the rows whose logits are wanted.
         self._inputs = torch.zeros((3, max(most, *tokens, 0)), dtype=torch.int64, device=device)
         self._logits = torch.empty((most, vocabulary), dtype=torch.float32, device=device)
         self._residual = torch.empty(0)
-        attention.fix(sizes, tokens, context)
+        attention.fix(sizes, tokens, step_sizes.context)
         began = time.perf_counter()
         # The largest graphs come first: smaller ones use their memory.
         self._steps = {rows: recorder(self._step(rows)) for rows in reversed(tokens)}

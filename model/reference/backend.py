@@ -6,6 +6,7 @@ import torch
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import AttentionBackend
+from model.backend import StepSizes
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.forward import Model
@@ -42,5 +43,10 @@ class TorchBackend:
             layout, pages, config.heads, self.kv_dtype, self.device, config.scale, config.soft_cap, config.slopes
         )
 
-    def model(self, decoder: Decoder, attention: AttentionBackend, rows: int, context: int) -> Model:  # noqa: ARG002
+    def working_memory(
+        self, decoder: Decoder, config: ModelConfig, layout: KVLayout, sizes: StepSizes  # noqa: ARG002
+    ) -> int:  # fmt: skip
+        return 0
+
+    def model(self, decoder: Decoder, attention: AttentionBackend, sizes: StepSizes) -> Model:  # noqa: ARG002
         return decoder

@@ -47,7 +47,10 @@ def run_follower(
     try:
         rows, recompute = config.scheduler.max_sequences, config.scheduler.recompute
         try:
-            computer = load_computer(directory, config.model, rows, recompute, config.engines_here, joined.ranks)
+            computer = load_computer(
+                directory, config.model, rows, recompute, config.engines_here, joined.ranks,
+                config.scheduler.max_batched_tokens,
+            )  # fmt: skip
         except Exception as error:
             joined.follower.failed(f"{type(error).__name__}: {error}")
             raise

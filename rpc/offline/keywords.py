@@ -19,7 +19,6 @@ CONSTRUCTOR_KEYWORDS = {
     "enable_lora": NOT_HERE,
     "enable_prefix_caching": "LLM(prefix_cache=...)",
     "enforce_eager": "LLM(backend='reference') computes without compiled kernels",
-    "gpu_memory_utilization": "LLM(kv_cache_memory=...), in bytes",
     "hf_overrides": "config.json in the model's directory",
     "kv_cache_memory_bytes": "LLM(kv_cache_memory=...)",
     "limit_mm_per_prompt": "Quire takes up to 16 images a prompt: leave it out",

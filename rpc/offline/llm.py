@@ -54,8 +54,9 @@ class LLM:
         dtype: Type of weights and KV: "auto" (the checkpoint's), "float32", "bfloat16" or "float16".
         device: "auto", "cpu" or "cuda".
         page_size: Tokens of a KV page.
-        kv_cache_memory: Bytes of the KV pool; None takes half of the free memory, on a GPU 90 %, or less if
-            `max_sequences` of the model's whole context need less.
+        kv_cache_memory: Bytes of the KV pool; None takes half of the free memory, on a GPU what
+            `gpu_memory_utilization` leaves, or less if `max_sequences` of the model's whole context need less.
+        gpu_memory_utilization: Part of a GPU's memory that may be used in all: weights, steps, KV pool.
         max_batched_tokens: Tokens that one step computes at most.
         max_sequences: Sequences that run at once.
         prefix_cache: Whether prompts share the KV of common prefixes.
@@ -86,6 +87,7 @@ class LLM:
         device: str = "auto",
         page_size: int = 16,
         kv_cache_memory: int | None = None,
+        gpu_memory_utilization: float = 0.9,
         max_batched_tokens: int = 512,
         max_sequences: int = 256,
         prefix_cache: bool = True,
@@ -107,6 +109,7 @@ class LLM:
                 device,
                 page_size,
                 kv_cache_memory,
+                gpu_memory_utilization,
                 kv_cache_dtype=kv_cache_dtype,
                 host_cache_memory=host_cache_memory,
                 quantization=quantization,

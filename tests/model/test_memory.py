@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cache_manager.layout import KVLayout
 from model.loading import load_computer
-from model.memory import free_bytes, free_host_bytes, pool_pages, return_freed_memory
+from model.memory import MemoryFound, free_host_bytes, pool_pages, return_freed_memory
 from model.parallel.collective import ONE_RANK
 from model.settings import ModelSettings
 
@@ -52,10 +52,31 @@ def test_too_little_memory_says_how_much_a_page_takes() -> None:
 
 
 def test_host_memory_is_what_is_really_there() -> None:
-    free, fraction = free_bytes("cpu")
-    assert 0 < fraction < 1
-    assert 2**20 < free < 2**50
+    found = MemoryFound.of("cpu")
+    assert found.total is None
+    assert 2**20 < found.free < 2**50
     assert 2**20 < free_host_bytes() < 2**50
+    assert found.for_pool(0.9, 10**15, 1) == found.free // 2, "steps take memory of the other half"
+
+
+GIB = 2**30
+
+
+def test_a_pool_gets_what_steps_leave_of_a_gpu() -> None:
+    """A Llama 3 8B in bfloat16 on 24 GiB: 15 GiB of weights, half a GiB of the driver's."""
+    found, steps = MemoryFound(free=int(8.5 * GIB), total=24 * GIB), int(1.9 * GIB)
+    pool = found.for_pool(0.9, steps, 1)
+    assert pool == int(found.free - found.total * (1 - 0.9)) - steps  # type: ignore[operator]
+    layout = KVLayout.uniform((tuple(range(32)),), 8, 128, 2, 16)
+    assert layout.tokens_in(pool_pages(layout, pool, 10**9)) > 32_000
+    assert pool + steps < found.free - 2 * GIB, "a tenth of the device stays free"
+    assert found.for_pool(0.9, GIB, 2) == int(found.free - found.total * (1 - 0.9)) // 2 - GIB  # type: ignore[operator]
+
+
+def test_a_gpu_without_room_for_kv_says_what_takes_it() -> None:
+    found = MemoryFound(free=4 * GIB, total=16 * GIB)
+    with pytest.raises(ValueError, match=r"GPU has 16.0 GiB. 12.0 GiB of it are used, .* steps take 3.0 GiB. Of --gpu"):
+        found.for_pool(0.9, 3 * GIB, 1)
 
 
 BLOCK, BLOCKS = 2**16, 2000  # bytes, so few that malloc takes them from its heap

@@ -47,6 +47,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "device": st.sampled_from(DEVICES),
         "page_size": COUNT,
         "kv_cache_memory": st.none() | COUNT,
+        "gpu_memory_utilization": st.floats(0.01, 1.0),
         "host_cache_memory": st.none() | COUNT,
         "image_cache_memory": COUNT,
         "poison_freed_pages": st.booleans(),

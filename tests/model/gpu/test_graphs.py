@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.backend import StepSizes
 from model.blocks import Experts, GatedMLP, SelfAttention
 from model.embedding_table import PlainTable
 from model.forward import ForwardBatch, ForwardOutput
@@ -72,7 +73,7 @@ class Embedded:
 
 def test_rows_that_fill_a_step_up_want_nothing_of_an_earlier_one() -> None:
     """A sequence that does not draw leaves places behind its own; more rows may be wanted than there are sequences."""
-    made = GraphDecoder(Embedded(), Attention(), 8, 64, lambda work: work)  # type: ignore[arg-type]
+    made = GraphDecoder(Embedded(), Attention(), StepSizes(8, 64, 48), lambda work: work)  # type: ignore[arg-type]
 
     def step(rows: int, tokens: list[int], wanted: list[int]) -> list[float]:
         plan, positions = SimpleNamespace(rows=rows, shares=False, mixed=False), torch.arange(len(tokens))[None]
@@ -87,7 +88,7 @@ def test_rows_that_fill_a_step_up_want_nothing_of_an_earlier_one() -> None:
 
 def test_steps_of_several_tokens_a_sequence_are_filled_up_too() -> None:
     decoder = Embedded()
-    made = GraphDecoder(decoder, Attention(), 8, 64, lambda work: work)  # type: ignore[arg-type]
+    made = GraphDecoder(decoder, Attention(), StepSizes(8, 64, 48), lambda work: work)  # type: ignore[arg-type]
     tokens = torch.arange(40)
 
     def step(rows: int, mixed: bool, wanted: list[int], count: int = 40, **more: Any) -> list[float]:

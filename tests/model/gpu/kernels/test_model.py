@@ -9,6 +9,7 @@ import pytest
 from cache_manager.layout import KVLayout
 from model import loading
 from model.architectures.registry import load_model
+from model.backend import StepSizes
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.forward import Model
@@ -55,7 +56,7 @@ def on_kernels(backend: TorchBackend, config: ModelConfig, layout: KVLayout, pag
     )  # fmt: skip
 
 
-def as_graphs(_: TorchBackend, decoder: Decoder, attention: TritonAttention, rows: int, context: int) -> Model:
+def as_graphs(_: TorchBackend, decoder: Decoder, attention: TritonAttention, sizes: StepSizes) -> Model:
     """With replays that run everything anew where there is no GPU."""
     record: Recorder = (lambda work: work) if INTERPRETED else CudaRecorder()
 
@@ -64,7 +65,7 @@ def as_graphs(_: TorchBackend, decoder: Decoder, attention: TritonAttention, row
         return lambda: (REPLAYED.append(1), replay())
 
     made = with_kernels(decoder)
-    return made if why_not(made) else GraphDecoder(made, attention, rows, context, counted)
+    return made if why_not(made) else GraphDecoder(made, attention, sizes, counted)
 
 
 def with_products(*args: Any) -> Decoder:

@@ -90,7 +90,7 @@ def test_top_k_and_no_rows() -> None:
     logits = logits_of(3, 50)
     draws = draws_of([0, 1, 2], 1.0)
     draws.top_k[:] = 1
-    assert np.array_equal(OPS.draw_from_top(logits, draws), logits.argmax(-1))
+    assert np.array_equal(OPS.draw_from_top(logits, draws), logits.argmax(-1).cpu())
     assert len(OPS.summary(logits[:0]).tokens) == 0
 
 
