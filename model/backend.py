@@ -64,7 +64,7 @@ class Backend(Protocol):
         """Allocates a KV pool of `pages` pages, and the attention over it."""
 
     def working_memory(self, decoder: Decoder, config: ModelConfig, layout: KVLayout, sizes: StepSizes) -> int:
-        """Returns the bytes that the largest step takes beside weights and KV. 0 where memory is the host's."""
+        """Returns the bytes that the largest step takes beside weights and KV; 0 where it is not measured."""
 
     def model(self, decoder: Decoder, attention: AttentionBackend, sizes: StepSizes) -> Model:
         """Returns what runs the decoder over this attention, for steps of at most these sizes."""

@@ -220,7 +220,7 @@ def load_computer(
         layout = windowed.without_windows() if recompute else windowed
         sizes, working = StepSizes(rows, config.context, step_tokens), 0
         if settings.kv_cache_memory is None:
-            working = backend.working_memory(decoder, own, windowed, sizes)
+            working = _working_memory(directory, settings, backend, decoder, own, windowed, sizes)
         degree = f" 1/{ranks.shard.size}" if ranks.shard.size > 1 else ""
         numbers = f"{dtype} {settings.quantization} {kv_dtype} {device} {backend.numerics} {layout}{degree}"
         numerics = checkpoint_identity(directory) + numbers.encode()
@@ -242,6 +242,23 @@ def load_computer(
     return Computer(
         config, model, attention, layout, pages, slots, store, dtype, torch.device(device), numerics, backend
     )
+
+
+def _working_memory(
+    directory: Path, settings: ModelSettings, backend: Backend, decoder: Decoder, config: ModelConfig,
+    layout: KVLayout, sizes: StepSizes,
+) -> int:  # fmt: skip
+    """Returns the bytes that steps take beside weights and KV. Raises CheckpointError or ValueError."""
+    try:
+        working = backend.working_memory(decoder, config, layout, sizes)
+    except torch.OutOfMemoryError:
+        raise ValueError(
+            f"a step of {sizes.tokens} tokens and {sizes.rows} sequences does not fit beside the weights on the GPU. "
+            "Lower --max-batched-tokens or --max-sequences"
+        ) from None
+    except Exception as error:  # as in `load`
+        raise CheckpointError(f"{directory} was loaded but cannot compute a step: {error}") from None
+    return working + (settings.image_cache_memory if decoder.vision is not None else 0)
 
 
 def _check_division(config: ModelConfig, settings: ModelSettings, ranks: Ranks) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from cache_manager.layout import KVLayout
 
 HOST_FRACTION = 0.5
+CONTEXT_BYTES = 2**29
+"""Bytes that CUDA and its libraries take in a process beside what torch allocates."""
 
 
 def free_host_bytes() -> int:
@@ -34,25 +36,27 @@ class MemoryFound:
     Attributes:
         free: Free bytes.
         total: Bytes in all; None for the host.
+        own: Bytes that this process has allocated.
     """
 
     free: int
-    total: int | None
+    total: int | None = None
+    own: int = 0
 
     @staticmethod
     def of(device: str) -> "MemoryFound":
         if device != "cuda":
-            return MemoryFound(free_host_bytes(), None)
+            return MemoryFound(free_host_bytes())
         import torch
 
         torch.cuda.empty_cache()  # what torch keeps of freed memory is free
-        return MemoryFound(*torch.cuda.mem_get_info())
+        return MemoryFound(*torch.cuda.mem_get_info(), torch.cuda.memory_reserved() + CONTEXT_BYTES)
 
     def for_pool(self, utilization: float, working: int, sharing: int) -> int:
         """Returns the bytes of a KV pool by default: half of the free memory, on a GPU what is left.
 
         Args:
-            utilization: Part of a GPU's memory that may be used in all.
+            utilization: Part of a GPU's memory that the engine may use, with those that share the device.
             working: Bytes that steps take.
             sharing: Engines that share the device.
 
@@ -61,13 +65,13 @@ class MemoryFound:
         """
         if self.total is None:
             return int(self.free // sharing * HOST_FRACTION)
-        left = int(self.free - self.total * (1 - utilization)) // sharing - working
+        left = min(int(self.total * utilization / sharing) - self.own, self.free) - working
         if left <= 0:
-            sizes = (self.total, self.total - self.free, working)
-            total, used, steps = (f"{size / 2**30:.1f} GiB" for size in sizes)
+            sizes = (self.total, self.free, self.own, working)
+            total, free, own, steps = (f"{size / 2**30:.1f} GiB" for size in sizes)
             raise ValueError(
-                f"the GPU has {total}. {used} of it are used, mostly by the weights, and steps take {steps}. Of "
-                f"--gpu-memory-utilization {utilization:g} nothing is left for KV. Raise it, or lower "
+                f"the GPU has {total}, {free} are free. The engine has {own}, mostly weights, and its steps take "
+                f"{steps}: of --gpu-memory-utilization {utilization:g} nothing is left for KV. Raise it, or lower "
                 "--max-batched-tokens or --max-sequences"
             )
         return left

@@ -40,13 +40,6 @@ class ModelSettings:
             "--gpu-memory-utilization leaves), but no more than --max-sequences times the model's context needs.",
         },
     )
-    gpu_memory_utilization: float = field(
-        default=0.9,
-        metadata={
-            "help": "Part of a GPU's memory that may be used in all: by weights, by steps, which are measured when the "
-            "model is loaded, and the rest by the KV pool. Without effect beside --kv-cache-memory, and on CPUs."
-        },
-    )
     poison_freed_pages: bool = field(
         default=False, metadata={"help": "Fill freed KV pages with NaN, so that a stale read shows (debugging; slow)."}
     )
@@ -120,6 +113,14 @@ class ModelSettings:
     tensor_parallel_timeout: float = field(
         default=10.0,
         metadata={"help": "Seconds without a sign of life from one of these processes after which the engine fails."},
+    )
+    gpu_memory_utilization: float = field(
+        default=0.9,
+        metadata={
+            "help": "Part of a GPU's memory that an engine may use: for weights, for steps, which Triton's back end "
+            "measures when the model is loaded (without images and logprobs of prompts), and the rest for the KV "
+            "pool. Without effect beside --kv-cache-memory, and on CPUs."
+        },
     )
 
     @property

@@ -35,8 +35,8 @@ from model.recurrent import RecurrentShape
 LOG2E = math.log2(math.e)
 PARTS_AT_ONCE = 16  # partial results that are joined at once
 COMPUTE = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
-PARTS_BYTES = 128 * 2**20
-"""Bytes of partial results: a quarter of a million of them for a head of 128."""
+PARTS_BYTES = 256 * 2**20
+"""Bytes of partial results: half a million of them for a head of 128."""
 WAVES = 4
 """Programs for each multiprocessor that share the pieces of a plan that graphs compute."""
 

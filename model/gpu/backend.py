@@ -127,7 +127,7 @@ class TritonBackend:
         made, tokens = with_kernels(decoder), decoder.embedding.tokens
         prepare_draws(tokens.vocabulary, tokens.device)
         if reason := why_no_graphs(made):
-            log.info("decodes are run launch by launch, not as CUDA graphs: %s", reason)
+            log.info("steps are run launch by launch, not as CUDA graphs: %s", reason)
             return made
         return GraphDecoder(made, cast(TritonAttention, attention), sizes, CudaRecorder())
 

@@ -7,13 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.gpu.sampler import draw, summarise
+from model.gpu.sampler import AT_ONCE, draw, summarise
 from model.sampling.sampler import Drawn, Draws, Ints, SamplingRows, draw_from_top, draws_of, largest, on_device
 from scheduler.events import Logprobs
 from scheduler.step import NO_TOKEN
-
-AT_ONCE = 32
-"""Rows that are sorted at once for top_k and top_p: a row takes 100 bytes for each logit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

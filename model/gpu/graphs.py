@@ -109,14 +109,14 @@ class CudaRecorder:
 
 
 class GraphDecoder:
-    """`Model` of a decoder that replays decodes as graphs."""
+    """`Model` of a decoder that replays steps as graphs."""
 
     def __init__(self, decoder: Decoder, attention: TritonAttention, step_sizes: StepSizes, recorder: Recorder) -> None:
         """Records the graphs.
 
         Args:
             decoder: The decoder.
-            attention: Its attention, whose plans of decodes get a fixed place.
+            attention: Its attention, whose plans get fixed places.
             step_sizes: Most of what a step has.
             recorder: Records work.
         """

@@ -1,6 +1,6 @@
 """Packs the plan of a step, of attention and states, into one array of int32, which goes to the device in one transfer.
 
-A plan is laid out anew for each step, or, for decodes that CUDA graphs replay, always in the same places. A graph finds
+A plan is laid out anew for each step, or, for steps that CUDA graphs replay, always in the same places. A graph finds
 the arrays at the addresses that it was recorded with. Only the number of pieces and the places of pieces and page
 tables change: kernels read these from the plan.
 """

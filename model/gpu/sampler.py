@@ -15,6 +15,8 @@ from model.sampling import random
 from model.sampling.sampler import TORCH_OPS, Draws, Ints, Summary, on_device
 
 BLOCK = 4096
+AT_ONCE, SORTED_BYTES = 32, 100
+"""Rows that are sorted at once for top_k and top_p, and the bytes that this takes for each logit."""
 GOLDEN = tl.constexpr(random.GOLDEN)
 SHIFT_1, FACTOR_1 = (tl.constexpr(number) for number in random.MIXERS[0])
 SHIFT_2, FACTOR_2 = (tl.constexpr(number) for number in random.MIXERS[1])
@@ -206,7 +208,8 @@ class GpuOps:
         return draw(logits, draws).cpu().numpy()
 
     def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
-        return TORCH_OPS.draw_from_top(logits, draws)
+        parts = np.split(np.arange(len(draws.rows)), range(AT_ONCE, len(draws.rows), AT_ONCE))
+        return np.concatenate([TORCH_OPS.draw_from_top(logits, draws.of(some)) for some in parts])
 
     def forbid(self, logits: Tensor, rows: Ints, bits: NDArray[np.int32]) -> None:
         TORCH_OPS.forbid(logits, rows, bits)

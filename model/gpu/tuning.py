@@ -3,8 +3,8 @@
 Nothing is tried out while serving, so the first step is as quick as the next, and two starts compute the same.
 
 A row holds from its compute capability on, and for heads up to its size. It holds for devices of its name, or for any
-device if it has none. The closest row is taken. A row without a name, for the lowest capability, exists for every head
-size. So a device that was never measured works too.
+device if it has none. The closest row is taken, by the size of heads first. A row without a name, for the lowest
+capability, exists for every head size. So a device that was never measured works too.
 
 Guarantee on a GPU: a row is chosen by the device and the model, never by the batch. A sequence's queries are few, some
 or many, by its number of tokens in the step. Its keys are divided at multiples of that kind's chunk, counted from the
@@ -118,7 +118,7 @@ def tuning_for(
     fitting = [row for row in (table() if rows is None else rows) if row.fits(device, capability, head_dim, elements)]
     if not fitting:
         raise ValueError(f"there are no sizes for {elements} heads of {head_dim} on {device}")
-    return min(fitting, key=lambda row: (row.device is None, row.head_dim, [-n for n in row.capability])).tuning
+    return min(fitting, key=lambda row: (row.head_dim, row.device is None, [-n for n in row.capability])).tuning
 
 
 @cache

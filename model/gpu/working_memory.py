@@ -1,6 +1,7 @@
 """Measures the device memory that steps take beside weights and KV, so that the KV pool gets what is left.
 
-The largest steps are run once before the pool is allocated, on pages of their own, as vLLM does it.
+The largest steps of text are run once before the pool is allocated, on a page of their own, as vLLM does it. Logprobs
+of prompts and images take more.
 """
 
 from collections.abc import Callable
@@ -16,9 +17,10 @@ from model.backend import StepSizes
 from model.decoder import Decoder
 from model.forward import ForwardBatch
 from model.gpu.attention_backend import TritonAttention
+from model.gpu.sampler import AT_ONCE, SORTED_BYTES
 
-SAMPLED_BYTES = 36
-"""Bytes that the sampler takes for each logit of a step with top_p and logprobs: sorted copies, tokens and sums."""
+LOGIT_BYTES = 16
+"""Bytes for each logit of a step beside those that are sorted: changed by controls, compared, summed up."""
 
 
 class DeviceMemory(Protocol):
@@ -87,9 +89,10 @@ def measure_steps(
         wanted = torch.arange(len(shape.slices), device=device)
         decoder.forward(ForwardBatch(torch.zeros_like(positions[0]), positions, wanted, made, made.plan(shape)))
 
-    logits = sizes.rows * decoder.embedding.tokens.vocabulary
-    kept = memory.peak_of(lambda: run(graph_tokens)) + 4 * logits if graph_tokens else 0
-    return WorkingMemory(memory.peak_of(lambda: run(sizes.tokens)), kept, SAMPLED_BYTES * logits)
+    vocabulary = decoder.embedding.tokens.vocabulary
+    kept = memory.peak_of(lambda: run(graph_tokens)) + 4 * sizes.rows * vocabulary if graph_tokens else 0
+    sampler = vocabulary * (sizes.rows * LOGIT_BYTES + min(sizes.rows, AT_ONCE) * SORTED_BYTES)
+    return WorkingMemory(memory.peak_of(lambda: run(sizes.tokens)), kept, sampler)
 
 
 def largest_step(layout: KVLayout, sizes: StepSizes, tokens: int) -> StepShape:

@@ -56,7 +56,7 @@ class LLM:
         page_size: Tokens of a KV page.
         kv_cache_memory: Bytes of the KV pool; None takes half of the free memory, on a GPU what
             `gpu_memory_utilization` leaves, or less if `max_sequences` of the model's whole context need less.
-        gpu_memory_utilization: Part of a GPU's memory that may be used in all: weights, steps, KV pool.
+        gpu_memory_utilization: Part of a GPU's memory that the engine may use: weights, steps, KV pool.
         max_batched_tokens: Tokens that one step computes at most.
         max_sequences: Sequences that run at once.
         prefix_cache: Whether prompts share the KV of common prefixes.
@@ -109,12 +109,12 @@ class LLM:
                 device,
                 page_size,
                 kv_cache_memory,
-                gpu_memory_utilization,
                 kv_cache_dtype=kv_cache_dtype,
                 host_cache_memory=host_cache_memory,
                 quantization=quantization,
                 backend=backend,
                 tensor_parallel=tensor_parallel,
+                gpu_memory_utilization=gpu_memory_utilization,
             ),
             scheduler=SchedulerSettings(
                 max_batched_tokens, max_sequences, draft_tokens=speculative_tokens, recompute=recompute

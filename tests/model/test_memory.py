@@ -1,6 +1,7 @@
 """Memory: what malloc keeps goes back, and the number of pages that a pool gets."""
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,18 +65,29 @@ GIB = 2**30
 
 def test_a_pool_gets_what_steps_leave_of_a_gpu() -> None:
     """A Llama 3 8B in bfloat16 on 24 GiB: 15 GiB of weights, half a GiB of the driver's."""
-    found, steps = MemoryFound(free=int(8.5 * GIB), total=24 * GIB), int(1.9 * GIB)
+    total, own, steps = 24 * GIB, int(15.5 * GIB), int(1.9 * GIB)
+    found = MemoryFound(total - own, total, own)
     pool = found.for_pool(0.9, steps, 1)
-    assert pool == int(found.free - found.total * (1 - 0.9)) - steps  # type: ignore[operator]
+    assert pool == int(total * 0.9) - own - steps
     layout = KVLayout.uniform((tuple(range(32)),), 8, 128, 2, 16)
     assert layout.tokens_in(pool_pages(layout, pool, 10**9)) > 32_000
     assert pool + steps < found.free - 2 * GIB, "a tenth of the device stays free"
-    assert found.for_pool(0.9, GIB, 2) == int(found.free - found.total * (1 - 0.9)) // 2 - GIB  # type: ignore[operator]
+
+
+def test_engines_that_share_a_gpu_have_equal_parts() -> None:
+    """Whichever of them comes first. Other programs have what they have."""
+    total, own, steps = 80 * GIB, 16 * GIB, 2 * GIB
+    first = MemoryFound(total - own, total, own).for_pool(0.9, steps, 2)
+    assert first == 36 * GIB - own - steps
+    later = MemoryFound(total - 2 * own - first - steps, total, own)
+    assert later.for_pool(0.9, steps, 2) == first
+    assert replace(later, free=5 * GIB).for_pool(0.9, steps, 2) == 3 * GIB
+    assert later.for_pool(0.45, steps, 1) == first, "two servers, each told its part"
 
 
 def test_a_gpu_without_room_for_kv_says_what_takes_it() -> None:
-    found = MemoryFound(free=4 * GIB, total=16 * GIB)
-    with pytest.raises(ValueError, match=r"GPU has 16.0 GiB. 12.0 GiB of it are used, .* steps take 3.0 GiB. Of --gpu"):
+    found = MemoryFound(4 * GIB, 16 * GIB, 12 * GIB)
+    with pytest.raises(ValueError, match=r"has 16.0 GiB, 4.0 GiB are free. .* has 12.0 GiB, .* take 3.0 GiB: of --gpu"):
         found.for_pool(0.9, 3 * GIB, 1)
 
 

@@ -184,15 +184,15 @@ def test_norms(width: int) -> None:
 
 
 @pytest.mark.parametrize(("heads", "pairs"), [(40, 64), (12, 32), (72, 32)])
-@pytest.mark.parametrize("normed", [False, True])
-def test_rotation(heads: int, pairs: int, normed: bool) -> None:
+@pytest.mark.parametrize(("normed", "rest"), [(False, 0), (True, 0), (True, 64)])
+def test_rotation(heads: int, pairs: int, normed: bool, rest: int) -> None:
     types = {
         "x": "*bf16", "query_weight": "*bf16", "key_weight": "*bf16", "positions": "*i64", "cos": "*bf16",
         "sin": "*bf16", "stride": "i32", "head_stride": "i32", "eps": "fp32",
     }  # fmt: skip
     constants = {
         "QUERIES": heads - 8, "HEADS": heads, "PADDED_HEADS": 1 << (heads - 1).bit_length(), "PAIRS": pairs,
-        "PADDED_PAIRS": pairs, "REST": 0, "PADDED_REST": 1, "NORMED": normed,
+        "PADDED_PAIRS": pairs, "REST": rest, "PADDED_REST": max(rest, 1), "NORMED": normed,
     }  # fmt: skip
     made = compile_for(90, rotate_rows, types, constants, ("stride", "head_stride"))
     check(made, 90)

@@ -30,7 +30,8 @@ ROWS = [
         ("T4", (7, 5), 80, 1),
         ("NVIDIA H200", (9, 0), 128, 3),
         ("NVIDIA H200", (9, 0), 48, 2),  # heads of its size come before a newer device's
-        ("NVIDIA H100 80GB HBM3", (9, 0), 48, 4),
+        ("NVIDIA H100 80GB HBM3", (9, 0), 48, 2),  # and before those of the device itself
+        ("NVIDIA H100 80GB HBM3", (9, 0), 128, 4),
         ("B200", (10, 0), 64, 5),
     ],
 )

@@ -13,7 +13,8 @@ from model.config import read_config
 from model.gguf_weights import open_checkpoint
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.parts import with_kernels
-from model.gpu.working_memory import SAMPLED_BYTES, largest_step, measure_steps
+from model.gpu.sampler import SORTED_BYTES
+from model.gpu.working_memory import LOGIT_BYTES, largest_step, measure_steps
 from model.parallel.collective import ONE_RANK
 from tests.model.families import checkpoints
 from tests.model.families.cases import BY_NAME
@@ -56,7 +57,7 @@ def test_the_largest_steps_are_run(kind: str, tmp_path: Path) -> None:
             decoder, attention, layout, config.rotary_axes, memory, StepSizes(3, config.context, 20), 0
         )  # fmt: skip
     logits = 3 * config.vocabulary
-    assert (found.graphs, found.step, found.sampler) == (1024 + 4 * logits, 2048, SAMPLED_BYTES * logits)
+    assert (found.graphs, found.step, found.sampler) == (1024 + 4 * logits, 2048, (SORTED_BYTES + LOGIT_BYTES) * logits)
     assert (without.graphs, without.step) == (0, 3072)
     assert found.total == found.graphs + found.step + found.sampler
 
