@@ -37,7 +37,7 @@ from model.runner import Runner
 from model.sampling.logits_processors import LogitsProcessorFactory, NamedFactory, load_factories
 from model.sampling.readiness import FactoryReadiness
 from model.sampling.sources import ProcessorSources
-from model.settings import ModelSettings
+from model.settings import ALONE, ModelSettings, Sharing
 from model.structured.grammar_store import GrammarStore
 from model.verify import MANIFEST, verify_files
 from model.weight_formats.registry import open_weight_format
@@ -112,7 +112,7 @@ def load(
     ahead: int,
     request_limits: RequestLimits,
     recompute: bool = False,
-    engines: int = 1,
+    engines: Sharing = ALONE,
     group: RankGroup | None = None,
     step_tokens: int = 512,
     factories: Sequence[LogitsProcessorFactory] = (),
@@ -126,7 +126,7 @@ def load(
         ahead: Tokens of one sequence that the steps in flight compute at most.
         request_limits: Limits of one request, from the settings.
         recompute: See `Runner`.
-        engines: Engines that share the machine's memory, where no setting says how much one takes.
+        engines: Engines that share memory, where no setting says how much one takes.
         group: The other ranks, which load their parts meanwhile. None for a model that is not divided.
         step_tokens: Most tokens of a step.
         factories: Factories of logits processors, applied after those that the settings name.
@@ -197,7 +197,7 @@ def _grammars(directory: Path) -> GrammarStore | None:
 
 
 def load_computer(
-    directory: Path, settings: ModelSettings, rows: int, recompute: bool, engines: int, ranks: Ranks,
+    directory: Path, settings: ModelSettings, rows: int, recompute: bool, engines: Sharing, ranks: Ranks,
     step_tokens: int = 512,
 ) -> Computer:  # fmt: skip
     """Loads a rank's part of the model, of its KV pool and of its host tier.
@@ -276,14 +276,14 @@ def _agree(
     most_tokens: int,
     device: str,
     numerics: bytes,
-    engines: int,
+    engines: Sharing,
     ranks: Ranks,
     working: int,
 ) -> tuple[int, int]:
     """Returns the pages of the KV pool and slots of the host tier that every rank can have. Raises ValueError."""
     ranks.exchange({})  # all have their weights: what is free now stays so
     # Ranks of one machine share its memory. Where they do not, this is too careful; --kv-cache-memory says how much.
-    sharing = engines * (ranks.shard.size if device == "cpu" else 1)
+    sharing = engines.host * ranks.shard.size if device == "cpu" else engines.gpu
     found = MemoryFound.of(device)
     free = found.free // sharing
     if settings.kv_cache_memory is None:

@@ -14,6 +14,22 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
+class Sharing:
+    """Engines that share memory.
+
+    Attributes:
+        host: Engines on the machine.
+        gpu: Engines on the GPU.
+    """
+
+    host: int
+    gpu: int
+
+
+ALONE = Sharing(1, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSettings:
     """Settings of the served model: its source, its dtypes, its device and its memory."""
 

@@ -3,14 +3,13 @@
 It is no part of `rpc.engines`, which knows nothing of Ray. Imports neither torch nor ray.
 """
 
-import os
 import sys
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 
 from model.settings import ModelSettings
 from rpc.cluster.host import RayCluster, RayHost
+from rpc.engines.gpus import gpus_of_engines
 from rpc.engines.host import EngineHost
 from rpc.engines.launchers import Forker, Launcher, Spawner
 from rpc.engines.process import ProcessHost
@@ -19,7 +18,6 @@ from rpc.paths import model_name
 from rpc.settings import ServerSettings
 
 NVIDIA = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Windows' subsystem for it
-DEVICES = Path("/dev")
 
 
 def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
@@ -42,11 +40,12 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
         processes = most * settings.model.tensor_parallel
         cluster = RayCluster(engine, processes, _name_of(settings.model), settings.observe.log_format)
         return [RayHost(number, cluster, config, engine) for number in range(most)]
-    if most > 1 and _may_use_cuda(settings.model.device) and (gpus := visible_gpus()) > 1:
-        raise ValueError(
-            f"{settings.replicas_flag} is {most}: without --ray all engines would share the first of {gpus} GPUs. Give "
-            "--ray, which places each on a GPU of its own, name one GPU in CUDA_VISIBLE_DEVICES, or take --device cpu"
-        )
+    places: tuple[str | None, ...] = (None,) * most
+    if _may_use_cuda(settings.model.device):
+        gpus = gpus_of_engines(most, settings.replicas_flag, settings.model.tensor_parallel, engine.devices)
+        config, places = replace(config, engines_on_gpu=gpus.sharing), gpus.names
+    elif engine.devices is not None:
+        raise ValueError(f"--devices is {engine.devices!r}, but engines run on a CPU (--device)")
     shared = settings.sharing.address is not None
     if most > 1 and engine.engine == "thread":
         raise ValueError(f"--max-replicas is {most}: only one engine fits in a thread of the server's process")
@@ -58,7 +57,7 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
         )
     if most > 1 or shared or apart or engine.engine == "process" or _chooses_process(settings):
         launcher = choose_launcher(settings.model.device)
-        return [ProcessHost(launcher, config, engine) for _ in range(most)]
+        return [ProcessHost(launcher, config, engine, _environment(gpus)) for gpus in places]
     return [ThreadHost(config)]
 
 
@@ -70,6 +69,11 @@ def choose_launcher(device: str) -> Launcher:
     needs pidfd_open and prctl, which Linux alone has.
     """
     return Forker() if sys.platform == "linux" and not _may_use_cuda(device) else Spawner()
+
+
+def _environment(gpus: str | None) -> dict[str, str]:
+    """Returns what an engine's environment has beside the server's, with GPUs of its own."""
+    return {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
 
 
 def _name_of(model: ModelSettings) -> str:
@@ -84,14 +88,3 @@ def _chooses_process(settings: ServerSettings) -> bool:
 def _may_use_cuda(device: str) -> bool:
     """Returns whether engines may run on CUDA, without torch, which a frontend does not import."""
     return device == "cuda" or (device == "auto" and any(Path(node).exists() for node in NVIDIA))
-
-
-def visible_gpus() -> int:
-    """Counts the NVIDIA GPUs that an engine's process sees, without torch."""
-    nodes = len(list(DEVICES.glob("nvidia[0-9]*")))
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return nodes
-    # CUDA stops reading at the first entry that is no device.
-    listed = takewhile(lambda one: one and not one.startswith("-"), (one.strip() for one in named.split(",")))
-    return min(nodes, len(list(listed)))

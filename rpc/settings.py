@@ -5,7 +5,7 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 
 from cache_manager.settings import CacheSettings
-from model.settings import ModelSettings
+from model.settings import ModelSettings, Sharing
 from rpc.addresses import is_loopback
 from rpc.frontend.settings import FrontendSettings
 from rpc.observe.settings import ObserveSettings
@@ -124,7 +124,15 @@ class EngineSettings:
         default=1,
         metadata={
             "help": "Engines, each with a copy of the model in a process of its own. Requests go to the one that has "
-            "the least to compute for them; those of one that dies go on with another. On several GPUs they need --ray."
+            "the least to compute for them; those of one that dies go on with another."
+        },
+    )
+    devices: str | None = field(
+        default=None,
+        metadata={
+            "help": "GPUs of each engine, as CUDA_VISIBLE_DEVICES names them: `0,1;2,3` gives two engines two each. "
+            "Unset: the first engine has the first GPU (with --tensor-parallel N the first N), and so on; engines "
+            "share a machine's only GPU."
         },
     )
     ray: bool = field(
@@ -190,6 +198,11 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"--engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
+        if self.devices is not None and (self.in_ray or self.engine == "thread"):
+            raise ValueError(
+                f"--devices is {self.devices!r}: Ray places its engines itself, and one in a thread (--engine) has the "
+                "server's GPUs"
+            )
         if self.in_ray and self.engine == "thread":
             raise ValueError("--engine thread and --ray exclude each other: an actor is a process of its own")
         if self.ray_address is not None and not re.fullmatch(r"[^:/]+:\d+|\[.+\]:\d+", self.ray_address):
@@ -296,6 +309,7 @@ class EngineConfig:
         secret: Key of the block hashes, in hexadecimal; "": the engine draws one of its own.
         publishes_kv_events: Step outputs list changes of the prefix cache, by which frontends route.
         engines_here: Engines on this machine, which share its memory and processors.
+        engines_on_gpu: Engines that share a GPU.
         shows_metrics: The engine serves its metrics on a port of its own.
         log_format: Format of the log lines: "text" or "json".
     """
@@ -309,8 +323,14 @@ class EngineConfig:
     secret: str = field(default="", repr=False)
     publishes_kv_events: bool = False
     engines_here: int = 1
+    engines_on_gpu: int = 1
     shows_metrics: bool = False
     log_format: str = "text"
+
+    @property
+    def sharing(self) -> Sharing:
+        """Engines that share memory with this one."""
+        return Sharing(self.engines_here, self.engines_on_gpu)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -328,6 +348,7 @@ class EngineConfig:
             values["secret"],
             values["publishes_kv_events"],
             values["engines_here"],
+            values["engines_on_gpu"],
             values["shows_metrics"],
             values["log_format"],
         )

@@ -131,7 +131,7 @@ def _load(
     scheduling, size = config.scheduler, config.model.tensor_parallel
     load_part = partial(
         load, directory, config.model, scheduling.max_sequences, scheduling.ahead, config.request, scheduling.recompute,
-        config.engines_here, step_tokens=scheduling.max_batched_tokens, factories=factories,
+        config.sharing, step_tokens=scheduling.max_batched_tokens, factories=factories,
     )  # fmt: skip
     if size == 1:
         return load_part(), None

@@ -48,7 +48,7 @@ def run_follower(
         rows, recompute = config.scheduler.max_sequences, config.scheduler.recompute
         try:
             computer = load_computer(
-                directory, config.model, rows, recompute, config.engines_here, joined.ranks,
+                directory, config.model, rows, recompute, config.sharing, joined.ranks,
                 config.scheduler.max_batched_tokens,
             )  # fmt: skip
         except Exception as error:

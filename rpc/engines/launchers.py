@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE
+from collections.abc import Mapping
 from typing import Protocol
 
 from rpc.engines.forks import ForkError, ForkOrder, ForkServer
@@ -37,8 +38,12 @@ class EngineProcess(Protocol):
 class Launcher(Protocol):
     """Starts processes of engines; shared by the places of a server."""
 
-    async def start(self, address: str) -> EngineProcess:
+    async def start(self, address: str, environment: Mapping[str, str]) -> EngineProcess:
         """Starts `rpc.engines.engine_process` for a link at the address. A cancelled call leaves no process.
+
+        Args:
+            address: Address of the link.
+            environment: Variables beside those of this process.
 
         Raises:
             OSError: The process cannot be started.
@@ -51,9 +56,11 @@ class Launcher(Protocol):
 class Spawner:
     """Starts a new interpreter for each engine, which imports torch itself: 2 s of a processor."""
 
-    async def start(self, address: str) -> EngineProcess:
+    async def start(self, address: str, environment: Mapping[str, str]) -> EngineProcess:
         command = (sys.executable, "-P", "-m", MODULE, address)
-        return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, start_new_session=True, env=os.environ | environment
+        )
 
     async def close(self) -> None:
         """Does nothing, since there is no process of its own."""
@@ -70,13 +77,13 @@ class Forker:
         self._one_at_a_time = asyncio.Lock()  # places that start together share one fork server
         self._can_fork = True
 
-    async def start(self, address: str) -> EngineProcess:
+    async def start(self, address: str, environment: Mapping[str, str]) -> EngineProcess:
         async with self._one_at_a_time:
             if self._can_fork and (self._server is None or not self._server.is_alive):
                 await self._start_server()
         if not self._can_fork or self._server is None:
-            return await Spawner().start(address)
-        forking = asyncio.ensure_future(asyncio.to_thread(_fork, self._server, address))
+            return await Spawner().start(address, environment)
+        forking = asyncio.ensure_future(asyncio.to_thread(_fork, self._server, address, environment))
         try:
             pid, connection = await asyncio.shield(forking)
         except asyncio.CancelledError:
@@ -133,7 +140,13 @@ class ForkedProcess:
         return await asyncio.shield(self._code)
 
 
-def _fork(server: ForkServer, address: str) -> tuple[int, socket.socket]:
+def fork_order(address: str, environment: Mapping[str, str]) -> ForkOrder:
+    """Returns what a fork server is told, see `Launcher.start`."""
+    command = (sys.executable, "-P", "-m", MODULE, address)
+    return ForkOrder(MODULE, command[3:], command, {**os.environ, **environment}, os.getcwd())
+
+
+def _fork(server: ForkServer, address: str, environment: Mapping[str, str]) -> tuple[int, socket.socket]:
     """Has a process forked. Blocks.
 
     Returns:
@@ -143,8 +156,7 @@ def _fork(server: ForkServer, address: str) -> tuple[int, socket.socket]:
         OSError: The process cannot be forked.
     """
     ours, theirs = socket.socketpair()
-    command = (sys.executable, "-P", "-m", MODULE, address)
-    order = ForkOrder(MODULE, command[3:], command, dict(os.environ), os.getcwd())
+    order = fork_order(address, environment)
     try:
         with theirs:
             return server.fork(order, theirs.fileno(), theirs.fileno(), 2), ours

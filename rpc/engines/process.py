@@ -12,8 +12,9 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from rpc.engines.launchers import EngineProcess, Launcher
 from rpc.engines.reaping import kill_session
@@ -38,10 +39,14 @@ class ProcessHost:
         launcher: Starts the processes; other hosts may share it.
         config: Configuration of the engine.
         settings: Times of its start and of its link.
+        environment: Variables of their environment beside those of this process.
     """
 
-    def __init__(self, launcher: Launcher, config: EngineConfig, settings: EngineSettings) -> None:
-        self.launcher, self.config, self.settings = launcher, config, settings
+    def __init__(
+        self, launcher: Launcher, config: EngineConfig, settings: EngineSettings,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.launcher, self.config, self.settings, self.environment = launcher, config, settings, environment
         self._process: EngineProcess | None = None
         self._client: LinkClient | None = None
         self._directory: Path | None = None
@@ -51,7 +56,7 @@ class ProcessHost:
 
     async def launch(self, sink: Sink) -> EngineClient:
         reach = Reach(self._new_address(), secrets.token_urlsafe(32))
-        process = self._process = await self.launcher.start(reach.address)
+        process = self._process = await self.launcher.start(reach.address, self.environment)
         assert process.stdin is not None  # noqa: S101 - a pipe was asked for
         process.stdin.write(f"{self.config.to_json()}\n{reach.token}\n".encode())
         place = f"process {process.pid}"

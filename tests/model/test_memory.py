@@ -13,7 +13,7 @@ from cache_manager.layout import KVLayout
 from model.loading import load_computer
 from model.memory import MemoryFound, free_host_bytes, pool_pages, return_freed_memory
 from model.parallel.collective import ONE_RANK
-from model.settings import ModelSettings
+from model.settings import ALONE, ModelSettings
 
 layouts = st.builds(
     lambda groups, layers, heads, dim, size, page: KVLayout.uniform(
@@ -121,10 +121,10 @@ def test_freed_memory_is_returned() -> None:
 @keeps_freed_memory
 def test_loading_returns_freed_memory(tiny: Path) -> None:
     settings = ModelSettings(str(tiny), device="cpu", backend="reference", kv_cache_memory=2**20)
-    load_computer(tiny, settings, 1, False, 1, ONE_RANK)  # imports
+    load_computer(tiny, settings, 1, False, ALONE, ONE_RANK)  # imports
     stay = freed_between_blocks_that_stay()
     before = private_bytes()
-    computer = load_computer(tiny, settings, 1, False, 1, ONE_RANK)
+    computer = load_computer(tiny, settings, 1, False, ALONE, ONE_RANK)
     assert private_bytes() < before - BLOCK * BLOCKS // 2
     assert computer.pages
     assert all(block.all() for block in stay)

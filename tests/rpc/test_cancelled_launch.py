@@ -51,7 +51,7 @@ def test_of_a_process_that_is_forked_but_not_connected(monkeypatch: pytest.Monke
 
         before = children()
         monkeypatch.setattr("rpc.engines.launchers.asyncio.open_connection", never)
-        starting = asyncio.create_task(forker.start("unix:nowhere"))
+        starting = asyncio.create_task(forker.start("unix:nowhere", {}))
         await connecting.wait()
         await cancelled(0, starting)
         await forker.close()

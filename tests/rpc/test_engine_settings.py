@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +22,8 @@ from model.settings import BACKENDS, DEVICES, DTYPES, KV_DTYPES, QUANTIZATIONS, 
 from rpc import hosts
 from rpc.cli.options import flag_of
 from rpc.cluster.host import RayHost
-from rpc.engines.launchers import MODULE, Forker, Spawner
+from rpc.engines import gpus
+from rpc.engines.launchers import MODULE, Forker, Spawner, fork_order
 from rpc.engines.process import ProcessHost
 from rpc.engines.thread import ThreadHost
 from rpc.observe.settings import FORMATS
@@ -31,7 +34,6 @@ from scheduler.settings import (
     SCHEDULING_POLICIES,
     QueueLimits,
     RequestLimits,
-    ScalingSettings,
     SchedulerSettings,
 )
 from tests.support.examples import examples
@@ -104,6 +106,7 @@ VALUES[EngineConfig] = {
     "secret": st.binary().map(bytes.hex),
     "publishes_kv_events": st.booleans(),
     "engines_here": COUNT,
+    "engines_on_gpu": COUNT,
     "shows_metrics": st.booleans(),
     "log_format": st.sampled_from(FORMATS),
 }
@@ -263,42 +266,98 @@ def test_replicas_are_processes_that_share_the_machine_and_the_secret(engine: st
         assert chosen.config.publishes_kv_events
 
 
-@pytest.mark.parametrize(
-    ("gpus", "shown", "replicas", "most", "device", "ray", "refused"),
-    [
-        (2, None, 2, None, "auto", False, "--replicas is 2: without --ray all engines would share the first of 2 GPUs"),
-        (4, "0,2, 3", 2, None, "cuda", False, "the first of 3 GPUs"),
-        (2, None, 1, 3, "auto", False, "--max-replicas is 3: without --ray"),
-        (2, None, 1, None, "auto", False, ""),
-        (2, None, 2, None, "cpu", False, ""),
-        (2, None, 2, None, "cuda", True, ""),
-        (1, None, 2, None, "cuda", False, ""),
-        (2, "1", 2, None, "cuda", False, ""),
-        (2, "0,-1,1", 2, None, "cuda", False, ""),
-        (2, "", 2, None, "auto", False, ""),
-    ],
-)
-def test_replicas_beside_several_gpus_need_ray(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, shown: str | None, replicas: int, most: int | None,
-    device: str, ray: bool, refused: str,
-) -> None:  # fmt: skip
-    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(gpus))):
+GPUS_OF_ENGINES = [
+    # GPUs, CUDA_VISIBLE_DEVICES, engines, ranks of each, --devices; the GPUs of each engine, and engines on one
+    (2, None, 2, 1, None, ["0", "1"], 1),
+    (4, "3,1, 2", 2, 1, None, ["3", "1"], 1),
+    (4, None, 2, 2, None, ["0,1", "2,3"], 1),
+    (4, "GPU-a,GPU-b", 2, 1, None, ["GPU-a", "GPU-b"], 1),
+    (2, None, 1, 1, None, [None], 1),
+    (1, None, 2, 1, None, [None, None], 2),
+    (2, "1", 2, 1, None, [None, None], 2),
+    (2, "0,-1,1", 2, 1, None, [None, None], 2),
+    (2, "", 2, 1, None, [None, None], 2),
+    (4, None, 2, 1, "3;1", ["3", "1"], 1),
+    (4, None, 2, 2, "3, 1;0,2", ["3,1", "0,2"], 1),
+    (2, None, 3, 1, "0;1;0", ["0", "1", "0"], 2),
+    (2, None, 1, 1, "1", ["1"], 1),
+    (2, None, 1, 1, "GPU-a", ["GPU-a"], 1),
+]
+
+
+def server_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int, shown: str | None, engines: int, ranks: int,
+    devices: str | None, device: str = "cuda", **more: Any,
+) -> ServerSettings:  # fmt: skip
+    """Settings of a server on a machine with GPUs."""
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(there))):
         (tmp_path / name).touch()
     monkeypatch.setattr(hosts, "NVIDIA", (str(tmp_path / "nvidiactl"),))
-    monkeypatch.setattr(hosts, "DEVICES", tmp_path)
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    server = ServerSettings(
-        model=ModelSettings(device=device),
-        engine=EngineSettings(replicas=replicas, ray=ray),
-        scaling=ScalingSettings(replicas=most),
-    )
-    if not refused:
-        assert len(hosts.choose_hosts(server, b"")) == (most or replicas)
-        return
-    with pytest.raises(ValueError, match=re.escape(refused)):
+    model = ModelSettings(device=device, tensor_parallel=ranks)
+    return ServerSettings(model=model, engine=EngineSettings(replicas=engines, devices=devices, **more))
+
+
+@pytest.mark.parametrize(("there", "shown", "engines", "ranks", "devices", "expected", "sharing"), GPUS_OF_ENGINES)
+def test_each_engine_has_gpus_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int, shown: str | None, engines: int, ranks: int,
+    devices: str | None, expected: list[str | None], sharing: int,
+) -> None:  # fmt: skip
+    chosen = hosts.choose_hosts(server_beside(tmp_path, monkeypatch, there, shown, engines, ranks, devices), b"")
+    assert len(chosen) == engines
+    for host, names in zip(chosen, expected, strict=True):
+        assert isinstance(host, ProcessHost)
+        assert host.environment == ({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
+        assert (host.config.engines_on_gpu, host.config.engines_here) == (sharing, engines)
+
+
+@pytest.mark.parametrize(
+    ("there", "engines", "ranks", "devices", "said"),
+    [
+        (2, 3, 1, None, "--replicas is 3, --tensor-parallel 1: that takes 3 GPUs, there are 2. Lower one"),
+        (3, 2, 2, None, "that takes 4 GPUs, there are 3"),
+        (2, 2, 1, "0", "--devices is '0', which is for 1 engines: --replicas is 2"),
+        (2, 1, 2, "0", "--devices is '0': with --tensor-parallel 2 each engine takes 2 GPUs"),
+        (2, 1, 2, "1,1", "with --tensor-parallel 2 each engine takes 2 GPUs"),
+        (2, 1, 1, "2", "--devices names GPU 2, there are 0, 1"),
+        (0, 1, 1, "0", "--devices names GPU 0, there are none"),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int, engines: int, ranks: int, devices: str | None,
+    said: str,
+) -> None:  # fmt: skip
+    server = server_beside(tmp_path, monkeypatch, there, None, engines, ranks, devices)
+    with pytest.raises(ValueError, match=re.escape(said)):
         hosts.choose_hosts(server, b"")
+
+
+def test_devices_are_for_engines_that_are_processes_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = server_beside(tmp_path, monkeypatch, 2, None, 2, 1, "0;1", device="cpu")
+    with pytest.raises(ValueError, match="--devices is '0;1', but engines run on a CPU"):
+        hosts.choose_hosts(server, b"")
+    for more in ({"ray": True}, {"engine": "thread"}):
+        with pytest.raises(ValueError, match="Ray places its engines itself, and one in a thread"):
+            EngineSettings(devices="0", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.anyio
+async def test_an_engines_process_sees_its_gpus() -> None:
+    process = await Spawner().start("unix:/nowhere", {"CUDA_VISIBLE_DEVICES": "3,1"})
+    try:
+        assert psutil.Process(process.pid).environ()["CUDA_VISIBLE_DEVICES"] == "3,1"
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+
+
+def test_a_forked_process_gets_the_variables_too() -> None:
+    order = fork_order("unix:/nowhere", {"CUDA_VISIBLE_DEVICES": "3,1"})
+    assert order.environment == {**os.environ, "CUDA_VISIBLE_DEVICES": "3,1"}
 
 
 def test_modules_that_hosts_run_exist() -> None:

@@ -16,7 +16,7 @@ from model.parallel.members import RankGroup
 from model.parallel.shard import Shard
 from model.parallel.sockets import address_of, listen, new_local
 from model.rank_group import GroupSettings, join, lead
-from model.settings import ModelSettings
+from model.settings import ALONE, ModelSettings
 
 
 def _has_ipv6() -> bool:
@@ -57,7 +57,7 @@ class ThreadGroup:
             try:
                 joined = join(address, Shard(rank, size), token, runs, means, lambda _: None)
                 try:
-                    computer = load_computer(directory, settings, rows, recompute, 1, joined.ranks)
+                    computer = load_computer(directory, settings, rows, recompute, ALONE, joined.ranks)
                     self.computers[rank] = computer
                     follow(computer.parts, joined)
                 finally:

@@ -21,7 +21,7 @@ from model.footprint import weight_bytes
 from model.loading import load_computer
 from model.parallel.collective import Ranks
 from model.parallel.shard import Shard
-from model.settings import QUANTIZATIONS, ModelSettings
+from model.settings import ALONE, QUANTIZATIONS, ModelSettings
 from model.tensors import Tensors
 from model.weight_formats import registry
 from model.weight_formats.groups import GroupWeights, bring_back
@@ -86,7 +86,7 @@ def bits(directory: Path, ranks: int, backend: str = "reference") -> list[object
 def divided(directory: Path, size: int) -> None:
     """Loads the first rank's part, as far as no other rank is needed."""
     settings = ModelSettings(str(directory), backend="reference", device="cpu")
-    load_computer(directory, settings, 4, False, 1, Ranks(Shard(0, size)))
+    load_computer(directory, settings, 4, False, ALONE, Ranks(Shard(0, size)))
 
 
 @few("ranks", [1, 2], [1])
