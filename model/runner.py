@@ -251,27 +251,42 @@ class Runner:
     def _encoded(self) -> int:
         return 0 if self._images is None else self._images.encoded
 
-    def _compute(self, work: StepWork, found: "_Found") -> None:
-        """Computes the work into `found`, in halves after an error. A row that fails by itself becomes a fault."""
+    def _compute(self, work: StepWork, found: "_Found", again: bool = False) -> None:
+        """Computes the work into `found`, in halves after an error. A row that fails by itself becomes a fault.
+
+        Args:
+            work: The work.
+            found: Results of the step.
+            again: Whether it is a part of work that raised.
+        """
+        failure = self._try(work, found)
+        if failure is None or len(work.slices) == 1:
+            return
+        # Here, where the error is gone: it holds the activations of the pass, and memory may be what there was none of.
+        if not again:
+            log.warning("a step of %d slices raised %s, running it in halves", len(work.slices), failure)
+        self._spoil(work, found)
+        for half in work.halves():
+            self._compute(half, found, again=True)
+
+    def _try(self, work: StepWork, found: "_Found") -> str | None:
+        """Computes the work into `found`. Returns the type of an error, which is a row's fault if it is alone."""
         try:
             drawn, prompt_parts = self._forward(work)
         except RankLost:  # a rank failed, no sequence did: halves would fail likewise
             raise
         except Exception as error:  # an error of any type ends the one sequence that causes it
+            name = type(error).__name__
             if len(work.slices) == 1:
                 row = int(work.slices[0, 0])
                 log.exception("row %d cannot be computed", row)
                 said = str(error) if isinstance(error, RequestFault) else ""
-                found.faults.append((row, said or f"{type(error).__name__} while computing this sequence"))
-                return
-            log.warning("a step of %d slices raised %s, running it in halves", len(work.slices), type(error).__name__)
-            self._spoil(work, found)
-            for half in work.halves():
-                self._compute(half, found)
-            return
+                found.faults.append((row, said or f"{name} while computing this sequence"))
+            return name
         found.prompt_parts.extend(prompt_parts)
         if drawn is not None:
             found.take(work, drawn)
+        return None
 
     def _spoil(self, work: StepWork, found: "_Found") -> None:
         """Reports the recurrent states of work that has run in part: their rows go on from their last checkpoints.

@@ -1,11 +1,13 @@
 """Law: no request can hurt another. An error or NaN that one sequence causes in the model ends that sequence alone."""
 
 import logging
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from model.forward import ForwardBatch, ForwardOutput, Model
 from scheduler.events import EndReason, Submit
@@ -264,6 +266,34 @@ def test_a_step_that_raises_only_as_a_whole_hurts_nobody(
     rig.wrap_model(Small)
     rig.run({i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
     assert [rig.results[i].tokens for i in range(len(prompts))] == healthy
+
+
+def test_a_pass_that_raised_holds_no_memory_when_its_halves_run(
+    tiny: Path, prompts: list[list[int]], healthy: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where memory ran out its activations would be in the way. And one line of the log says it, not one a half."""
+    held = list[weakref.ref[Tensor]]()
+
+    class Large:
+        def __init__(self, model: Model) -> None:
+            self.model = model
+
+        def forward(self, batch: ForwardBatch) -> ForwardOutput:
+            assert [one for one in held if one() is not None] == []
+            if len(batch.tokens) > 11:
+                activations = torch.ones(len(batch.tokens), 1000)
+                held.append(weakref.ref(activations))
+                raise MemoryError(activations.shape)
+            return self.model.forward(batch)
+
+    logging.getLogger("quire.runner").disabled = False
+    rig = make_rig(tiny)
+    rig.wrap_model(Large)
+    chosen = [i for i, prompt in enumerate(prompts) if len(prompt) <= 11]
+    rig.run({i: make_request(rig, prompts[i], NEW) for i in chosen})
+    assert [rig.results[i].tokens for i in chosen] == [healthy[i] for i in chosen]
+    said = [one for one in caplog.records if "running it in halves" in one.message]
+    assert 0 < len(said) < len(held)
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
