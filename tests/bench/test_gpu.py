@@ -23,6 +23,8 @@ from bench.on_gpu.serving import decode_steps
 from bench.on_gpu.sizes import HOST, Mixed
 from bench.on_gpu.timing import DeviceTimer, HostTimer, Timing, measure
 from bench.on_gpu.truth import Error, Tolerance
+from bench.on_gpu.tune import TRIED, candidates
+from model.gpu.tuning import TileSizes, table
 from model.kv_pool import to_eight_bit
 from tests.model.test_attention import plain_attention
 
@@ -281,3 +283,12 @@ def test_all_goals_stand_in_a_report() -> None:
     told = Report().goals_markdown()
     assert all(f"| {name} |" in told for name in GOALS)
     assert told.count("not measured") == 3
+
+
+@pytest.mark.parametrize("kind", TRIED)
+def test_sizes_that_are_tried_can_be_rows_of_the_table(kind: str) -> None:
+    for row in table():
+        now: TileSizes = getattr(row.tuning, kind)
+        tried = list(candidates(kind, row.tuning))
+        assert len(tried) == len(set(tried)) > 20
+        assert {sizes.chunk for sizes in tried} == {now.chunk}, "results are grouped by them"
