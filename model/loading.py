@@ -251,6 +251,8 @@ def _working_memory(
     """Returns the bytes that steps take beside weights and KV. Raises CheckpointError or ValueError."""
     try:
         working = backend.working_memory(decoder, config, layout, sizes)
+    except RankLost:
+        raise
     except torch.OutOfMemoryError:
         raise ValueError(
             f"a step of {sizes.tokens} tokens and {sizes.rows} sequences does not fit beside the weights on the GPU. "
@@ -285,14 +287,19 @@ def _agree(
     # Ranks of one machine share its memory. Where they do not, this is too careful; --kv-cache-memory says how much.
     sharing = engines.host * ranks.shard.size if device == "cpu" else engines.gpu
     found = MemoryFound.of(device)
-    free = found.free // sharing
+    # A GPU's other engines may have theirs already, or come later: what is free says nothing of their parts.
+    free = found.free // sharing if device == "cpu" else found.free
     if settings.kv_cache_memory is None:
         memory = found.for_pool(settings.gpu_memory_utilization, working, sharing)
     elif (memory := settings.kv_cache_memory) > free:
         raise ValueError(f"--kv-cache-memory is {memory} bytes, only {free} are free")
     pages, slots = pool_pages(layout, memory, most_tokens), 0
     if settings.host_cache_memory is not None:
-        left = free - pages * layout.page_bytes if device == "cpu" else free_host_bytes() // ranks.shard.size
+        left = (
+            free - pages * layout.page_bytes
+            if device == "cpu"
+            else free_host_bytes() // (ranks.shard.size * engines.host)
+        )
         slots = _host_slots(settings.host_cache_memory, left, layout)
     said = ranks.exchange({"numerics": numerics.hex(), "pages": pages, "slots": slots})
     for rank, other in enumerate(said):

@@ -61,18 +61,22 @@ class MemoryFound:
             sharing: Engines that share the device.
 
         Raises:
-            ValueError: Nothing is left.
+            ValueError: Nothing is left, or others have it.
         """
         if self.total is None:
             return int(self.free // sharing * HOST_FRACTION)
-        left = min(int(self.total * utilization / sharing) - self.own, self.free) - working
+        part = int(self.total * utilization / sharing)
+        left = part - self.own - working
+        sizes = (self.total, self.free, self.own, working, part)
+        total, free, own, steps, share = (f"{size / 2**30:.1f} GiB" for size in sizes)
+        among = f" among {sharing} engines" if sharing > 1 else ""
+        named = f"--gpu-memory-utilization {utilization:g} of the GPU's {total}{among} is {share}"
+        if part - self.own > self.free:
+            raise ValueError(f"{named}, the engine has {own} of it, and only {free} are free: lower it")
         if left <= 0:
-            sizes = (self.total, self.free, self.own, working)
-            total, free, own, steps = (f"{size / 2**30:.1f} GiB" for size in sizes)
             raise ValueError(
-                f"the GPU has {total}, {free} are free. The engine has {own}, mostly weights, and its steps take "
-                f"{steps}: of --gpu-memory-utilization {utilization:g} nothing is left for KV. Raise it, or lower "
-                "--max-batched-tokens or --max-sequences"
+                f"{named}. The engine has {own}, mostly weights, and its steps take {steps}: nothing is left for KV. "
+                "Raise it, or lower --max-batched-tokens or --max-sequences"
             )
         return left
 

@@ -251,23 +251,23 @@ class Runner:
     def _encoded(self) -> int:
         return 0 if self._images is None else self._images.encoded
 
-    def _compute(self, work: StepWork, found: "_Found", again: bool = False) -> None:
+    def _compute(self, work: StepWork, found: "_Found", known: str | None = None) -> None:
         """Computes the work into `found`, in halves after an error. A row that fails by itself becomes a fault.
 
         Args:
             work: The work.
             found: Results of the step.
-            again: Whether it is a part of work that raised.
+            known: Error of the work that it is a part of.
         """
         failure = self._try(work, found)
         if failure is None or len(work.slices) == 1:
             return
         # Here, where the error is gone: it holds the activations of the pass, and memory may be what there was none of.
-        if not again:
+        if failure != known:
             log.warning("a step of %d slices raised %s, running it in halves", len(work.slices), failure)
         self._spoil(work, found)
         for half in work.halves():
-            self._compute(half, found, again=True)
+            self._compute(half, found, failure)
 
     def _try(self, work: StepWork, found: "_Found") -> str | None:
         """Computes the work into `found`. Returns the type of an error, which is a row's fault if it is alone."""

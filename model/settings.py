@@ -133,9 +133,9 @@ class ModelSettings:
     gpu_memory_utilization: float = field(
         default=0.9,
         metadata={
-            "help": "Part of a GPU's memory that an engine may use: for weights, for steps, which Triton's back end "
-            "measures when the model is loaded (without images and logprobs of prompts), and the rest for the KV "
-            "pool. Without effect beside --kv-cache-memory, and on CPUs."
+            "help": "Part of a GPU's memory that the engines on it may use, in equal parts: for weights, for steps, "
+            "which Triton's back end measures when the model is loaded (without images, drafts and logprobs of "
+            "prompts), and the rest for the KV pool. Without effect beside --kv-cache-memory, and on CPUs."
         },
     )
 

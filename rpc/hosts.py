@@ -9,13 +9,13 @@ from pathlib import Path
 
 from model.settings import ModelSettings
 from rpc.cluster.host import RayCluster, RayHost
-from rpc.engines.gpus import gpus_of_engines
+from rpc.engines.gpus import EngineGpus, gpus_of_engines
 from rpc.engines.host import EngineHost
 from rpc.engines.launchers import Forker, Launcher, Spawner
 from rpc.engines.process import ProcessHost
 from rpc.engines.thread import ThreadHost
 from rpc.paths import model_name
-from rpc.settings import ServerSettings
+from rpc.settings import EngineConfig, EngineSettings, ServerSettings
 
 NVIDIA = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Windows' subsystem for it
 
@@ -40,12 +40,13 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
         processes = most * settings.model.tensor_parallel
         cluster = RayCluster(engine, processes, _name_of(settings.model), settings.observe.log_format)
         return [RayHost(number, cluster, config, engine) for number in range(most)]
-    places: tuple[str | None, ...] = (None,) * most
-    if _may_use_cuda(settings.model.device):
+    if engine.devices is not None:
+        if settings.model.device == "cpu":
+            raise ValueError(f"--devices is {engine.devices!r}, but engines run on a CPU (--device)")
+        config = replace(config, model=replace(config.model, device="cuda"))  # not on a CPU because torch sees none
+    gpus = EngineGpus((None,) * most, (1,) * most)
+    if _may_use_cuda(config.model.device):
         gpus = gpus_of_engines(most, settings.replicas_flag, settings.model.tensor_parallel, engine.devices)
-        config, places = replace(config, engines_on_gpu=gpus.sharing), gpus.names
-    elif engine.devices is not None:
-        raise ValueError(f"--devices is {engine.devices!r}, but engines run on a CPU (--device)")
     shared = settings.sharing.address is not None
     if most > 1 and engine.engine == "thread":
         raise ValueError(f"--max-replicas is {most}: only one engine fits in a thread of the server's process")
@@ -55,9 +56,12 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
         raise ValueError(
             "--metrics-targets: an engine in a thread of this process has no metrics of its own (--engine)"
         )
-    if most > 1 or shared or apart or engine.engine == "process" or _chooses_process(settings):
-        launcher = choose_launcher(settings.model.device)
-        return [ProcessHost(launcher, config, engine, _environment(gpus)) for gpus in places]
+    if most > 1 or shared or apart or engine.engine == "process" or _chooses_process(engine, config):
+        launcher = choose_launcher(config.model.device)
+        return [
+            ProcessHost(launcher, replace(config, engines_on_gpu=sharing), engine, _environment(names))
+            for names, sharing in zip(gpus.names, gpus.sharing, strict=True)
+        ]
     return [ThreadHost(config)]
 
 
@@ -81,8 +85,8 @@ def _name_of(model: ModelSettings) -> str:
     return model.served_model_name or model_name(model.model, Path(model.model).resolve())
 
 
-def _chooses_process(settings: ServerSettings) -> bool:
-    return settings.engine.engine == "auto" and _may_use_cuda(settings.model.device)
+def _chooses_process(engine: EngineSettings, config: EngineConfig) -> bool:
+    return engine.engine == "auto" and _may_use_cuda(config.model.device)
 
 
 def _may_use_cuda(device: str) -> bool:

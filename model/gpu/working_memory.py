@@ -19,8 +19,8 @@ from model.forward import ForwardBatch
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.sampler import AT_ONCE, SORTED_BYTES
 
-LOGIT_BYTES = 16
-"""Bytes for each logit of a step beside those that are sorted: changed by controls, compared, summed up."""
+LOGIT_BYTES = 40
+"""Bytes for each logit of a step beside those that are sorted: changed by controls, and copied for alternatives."""
 
 
 class DeviceMemory(Protocol):

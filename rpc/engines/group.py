@@ -23,6 +23,7 @@ from model.parallel.members import RankGroup
 from model.parallel.sockets import address_of, listen, new_local
 from model.rank_group import lead
 from rpc.engines.follower import group_identity, group_settings
+from rpc.engines.gpus import listed_gpus
 from rpc.settings import EngineConfig
 from scheduler.step import Executor, StepPlan, StepResult
 
@@ -146,7 +147,8 @@ def gpus_of(config: EngineConfig) -> list[str]:
     if choose_device(config.model.device) != "cuda":
         return []
     visible, size = os.environ.get("CUDA_VISIBLE_DEVICES"), config.model.tensor_parallel
-    names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    count = torch.cuda.device_count()
+    names = listed_gpus(visible, 0) if visible else [str(number) for number in range(count)]
     if len(names) < size:
         raise ValueError(f"--tensor-parallel is {size}, there are {len(names)} CUDA devices: each rank needs its own")
     return names

@@ -81,13 +81,16 @@ def test_engines_that_share_a_gpu_have_equal_parts() -> None:
     assert first == 36 * GIB - own - steps
     later = MemoryFound(total - 2 * own - first - steps, total, own)
     assert later.for_pool(0.9, steps, 2) == first
-    assert replace(later, free=5 * GIB).for_pool(0.9, steps, 2) == 3 * GIB
+    with pytest.raises(
+        ValueError, match=r"0.9 of the GPU's 80.0 GiB among 2 engines is 36.0 GiB, .* 16.0 GiB of it, and"
+    ):
+        replace(later, free=5 * GIB).for_pool(0.9, steps, 2)
     assert later.for_pool(0.45, steps, 1) == first, "two servers, each told its part"
 
 
 def test_a_gpu_without_room_for_kv_says_what_takes_it() -> None:
     found = MemoryFound(4 * GIB, 16 * GIB, 12 * GIB)
-    with pytest.raises(ValueError, match=r"has 16.0 GiB, 4.0 GiB are free. .* has 12.0 GiB, .* take 3.0 GiB: of --gpu"):
+    with pytest.raises(ValueError, match=r"16.0 GiB is 14.4 GiB. The engine has 12.0 GiB, .* take 3.0 GiB: nothing"):
         found.for_pool(0.9, 3 * GIB, 1)
 
 

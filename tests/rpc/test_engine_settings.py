@@ -279,7 +279,11 @@ GPUS_OF_ENGINES = [
     (2, "", 2, 1, None, [None, None], 2),
     (4, None, 2, 1, "3;1", ["3", "1"], 1),
     (4, None, 2, 2, "3, 1;0,2", ["3,1", "0,2"], 1),
-    (2, None, 3, 1, "0;1;0", ["0", "1", "0"], 2),
+    (2, None, 3, 1, "0;1;0", ["0", "1", "0"], (2, 1, 2)),
+    (1, "MIG-a,MIG-b", 2, 1, None, ["MIG-a", "MIG-b"], 1),
+    (2, "0,5,1", 2, 1, None, [None, None], 2),
+    (0, None, 2, 1, "0;1", ["0", "1"], 1),
+    (0, None, 2, 1, None, [None, None], 2),
     (2, None, 1, 1, "1", ["1"], 1),
     (2, None, 1, 1, "GPU-a", ["GPU-a"], 1),
 ]
@@ -304,14 +308,15 @@ def server_beside(
 @pytest.mark.parametrize(("there", "shown", "engines", "ranks", "devices", "expected", "sharing"), GPUS_OF_ENGINES)
 def test_each_engine_has_gpus_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int, shown: str | None, engines: int, ranks: int,
-    devices: str | None, expected: list[str | None], sharing: int,
+    devices: str | None, expected: list[str | None], sharing: int | tuple[int, ...],
 ) -> None:  # fmt: skip
     chosen = hosts.choose_hosts(server_beside(tmp_path, monkeypatch, there, shown, engines, ranks, devices), b"")
     assert len(chosen) == engines
-    for host, names in zip(chosen, expected, strict=True):
+    each = sharing if isinstance(sharing, tuple) else (sharing,) * engines
+    for host, names, beside in zip(chosen, expected, each, strict=True):
         assert isinstance(host, ProcessHost)
         assert host.environment == ({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
-        assert (host.config.engines_on_gpu, host.config.engines_here) == (sharing, engines)
+        assert (host.config.engines_on_gpu, host.config.engines_here) == (beside, engines)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +328,9 @@ def test_each_engine_has_gpus_of_its_own(
         (2, 1, 2, "0", "--devices is '0': with --tensor-parallel 2 each engine takes 2 GPUs"),
         (2, 1, 2, "1,1", "with --tensor-parallel 2 each engine takes 2 GPUs"),
         (2, 1, 1, "2", "--devices names GPU 2, there are 0, 1"),
-        (0, 1, 1, "0", "--devices names GPU 0, there are none"),
+        (2, 2, 1, "0;", "--devices is '0;': '' names no GPU"),
+        (2, 1, 1, "-1", "'-1' names no GPU"),
+        (2, 1, 1, "0 1", "'0 1' names no GPU"),
     ],
 )
 def test_gpus_that_are_not_there_are_refused(
@@ -333,6 +340,12 @@ def test_gpus_that_are_not_there_are_refused(
     server = server_beside(tmp_path, monkeypatch, there, None, engines, ranks, devices)
     with pytest.raises(ValueError, match=re.escape(said)):
         hosts.choose_hosts(server, b"")
+
+
+def test_devices_are_gpus_even_where_torch_sees_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (chosen,) = hosts.choose_hosts(server_beside(tmp_path, monkeypatch, 2, None, 1, 1, "1", device="auto"), b"")
+    assert isinstance(chosen, ProcessHost)
+    assert chosen.config.model.device == "cuda"
 
 
 def test_devices_are_for_engines_that_are_processes_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

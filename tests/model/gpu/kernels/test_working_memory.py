@@ -51,13 +51,17 @@ def test_the_largest_steps_are_run(kind: str, tmp_path: Path) -> None:
     memory = Counted()
     with torch.inference_mode():
         found = measure_steps(
-            decoder, attention, layout, config.rotary_axes, memory, StepSizes(3, config.context, 20), 8
+            decoder, attention, layout, config.rotary_axes, memory, StepSizes(40, config.context, 20), 8
         )  # fmt: skip
         without = measure_steps(
-            decoder, attention, layout, config.rotary_axes, memory, StepSizes(3, config.context, 20), 0
+            decoder, attention, layout, config.rotary_axes, memory, StepSizes(40, config.context, 20), 0
         )  # fmt: skip
-    logits = 3 * config.vocabulary
-    assert (found.graphs, found.step, found.sampler) == (1024 + 4 * logits, 2048, (SORTED_BYTES + LOGIT_BYTES) * logits)
+    logits, sorted_at_once = 40 * config.vocabulary, 32 * config.vocabulary
+    assert (found.graphs, found.step, found.sampler) == (
+        1024 + 4 * logits,
+        2048,
+        SORTED_BYTES * sorted_at_once + LOGIT_BYTES * logits,
+    )
     assert (without.graphs, without.step) == (0, 3072)
     assert found.total == found.graphs + found.step + found.sampler
 
