@@ -256,11 +256,11 @@ class TestForker:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         forker = Forker()
-        first = await forker.start("unix-abstract:quire-test-1")
+        first = await forker.start("unix-abstract:quire-test-1", {})
         old = fork_server()
         old.kill()
         wait_until(lambda: not is_alive(old), "the end of the fork server")
-        second = await forker.start("unix-abstract:quire-test-2")
+        second = await forker.start("unix-abstract:quire-test-2", {})
         assert fork_server().pid != old.pid
         assert "the fork server has ended: starting another one" in caplog.text
         for engine in (first, second):
@@ -282,7 +282,7 @@ class TestForker:
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         monkeypatch.setattr(launchers, "PRELOADED", ("starts",))
         forker = Forker()
-        engines = [await forker.start(f"unix-abstract:quire-test-{number}") for number in range(2)]
+        engines = [await forker.start(f"unix-abstract:quire-test-{number}", {}) for number in range(2)]
         assert caplog.messages == [
             "engines are started without a fork server, which takes longer: importing starts started 1 threads"
         ]
@@ -295,9 +295,9 @@ class TestForker:
     @pytest.mark.parametrize("turns", [1, 3, 10, 30])
     async def test_a_cancelled_start_leaves_no_process(self, turns: int) -> None:
         forker = Forker()
-        engine = await forker.start("unix-abstract:quire-test")
+        engine = await forker.start("unix-abstract:quire-test", {})
         assert engine.stdin is not None
-        starting = asyncio.create_task(forker.start("unix-abstract:quire-test-2"))
+        starting = asyncio.create_task(forker.start("unix-abstract:quire-test-2", {}))
         for _ in range(turns):
             await asyncio.sleep(0)
         starting.cancel()
