@@ -43,7 +43,7 @@ TRIED = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a row of the table is for.
+    """Heads and elements that a row of the table is for.
 
     Attributes:
         dim: Elements of a head.

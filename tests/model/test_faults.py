@@ -271,7 +271,7 @@ def test_a_step_that_raises_only_as_a_whole_hurts_nobody(
 def test_a_pass_that_raised_holds_no_memory_when_its_halves_run(
     tiny: Path, prompts: list[list[int]], healthy: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where memory ran out its activations would be in the way. And one line of the log says it, not one a half."""
+    """Its activations would be in the way where memory ran out. And one line of the log says it, not one a half."""
     held = list[weakref.ref[Tensor]]()
 
     class Large:

@@ -56,7 +56,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def searches_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found in a search that runs out of time depends on the machine."""
+    """A search that runs out of time finds more or less, by the machine."""
     monkeypatch.setattr(grammar_store, "SECONDS", 10.0)
 
 
