@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 if not __package__:  # run as a file: modules beside it, such as scheduler.py, would hide Quire's packages
@@ -45,12 +46,18 @@ def main() -> int:
         print(f"--json is {args.json}: no such directory", file=sys.stderr)
         return 2
     device, places = torch.device(args.device), list[Path]()
+    sizes = sizes_for(device)
+    if args.models:
+        if unknown := [name for name in args.models.split(",") if name not in sizes.models]:
+            print(f"--models names {', '.join(unknown)}; there are {', '.join(sizes.models)}", file=sys.stderr)
+            return 2
+        sizes = replace(sizes, models=tuple(args.models.split(",")))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that directories are removed
     watch = threading.Timer(args.seconds + GRACE, cut_off, [places])
     watch.daemon = True
     watch.start()
     try:
-        return run(device, sizes_for(device), names, args.seconds, args.json, places)
+        return run(device, sizes, names, args.seconds, args.json, places)
     finally:
         remove(places)
 
@@ -61,6 +68,7 @@ def arguments() -> argparse.ArgumentParser:
                         "not fit is named as skipped")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="writes all numbers here too, section by section")
     parser.add_argument("--sections", metavar="NAMES", help=f"some of {','.join(SECTIONS)} (default: all)")
+    parser.add_argument("--models", metavar="NAMES", help="models of the engine's section (default: all)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
                         help=f"cpu checks the script itself: small sizes, and {', '.join(ON_HOST)} only")  # fmt: skip
     return parser

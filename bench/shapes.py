@@ -41,6 +41,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
     },
 }  # fmt: skip
+EXPERT = "mlp.experts."
+"""Stands in the names of experts' tensors, before the number."""
 COMMON = {"max_position_embeddings": 8192, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-6}
 
 
@@ -80,6 +82,14 @@ def tensor_shapes(shape: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _mlp(shape: dict, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    if experts := shape.get("num_experts"):
+        yield f"{at}mlp.gate.weight", (experts, hidden)
+        inner = shape["moe_intermediate_size"]
+        for expert in range(experts):
+            for name in ("gate_proj", "up_proj"):
+                yield f"{at}{EXPERT}{expert}.{name}.weight", (inner, hidden)
+            yield f"{at}{EXPERT}{expert}.down_proj.weight", (hidden, inner)
+        return
     if is_state_space(shape):
         yield f"{at}shared_mlp.input_linear.weight", (2 * inner, hidden)
         yield f"{at}shared_mlp.output_linear.weight", (hidden, inner)

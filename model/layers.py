@@ -49,15 +49,25 @@ class Product(Protocol):
 class Linear:
     """The product with weights in the model's dtype.
 
-    weight: [out, in]. On the CPU, weights that oneDNN multiplies are packed once into its blocked layout.
+    On the CPU, weights that oneDNN multiplies are packed once into its blocked layout.
+
+    Attributes:
+        bias: [out]. None without one.
+        nbytes: Bytes of the weights.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._bias = bias
+        """Takes weights [out, in] and a bias [out]."""
+        self.bias = bias
         self.nbytes = weight.nbytes  # packing keeps them
         self._pad = weight.device.type == "cpu"
         self._packed = self._pad and onednn_multiplies(weight.dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if self._packed else weight
+
+    @property
+    def weight(self) -> Tensor | None:
+        """The weights, [out, in]. None where they are packed."""
+        return None if self._packed else self._weight
 
     def __call__(self, x: Tensor, _: ForwardBatch | None = None) -> Tensor:
         """Multiplies x [rows, in]. Returns [rows, out] in x's dtype."""
@@ -65,9 +75,9 @@ class Linear:
         if self._pad and rows < FEWEST_ROWS:
             x = F.pad(x, (0, 0, 0, FEWEST_ROWS - rows))
         if self._packed:
-            y = torch.ops.mkldnn._linear_pointwise(x.contiguous(), self._weight, self._bias, "none", [], "")
+            y = torch.ops.mkldnn._linear_pointwise(x.contiguous(), self._weight, self.bias, "none", [], "")
         else:
-            y = F.linear(x, self._weight, self._bias)
+            y = F.linear(x, self._weight, self.bias)
         return y[:rows]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from bench.on_gpu import truth
 from bench.on_gpu.check_attention import AttentionCase, Pool
 from bench.on_gpu.check_recurrence import recurrence_checks
+from bench.on_gpu.mixtures import mixture_checks
 from bench.on_gpu.pages import picked, poisoned
 from bench.on_gpu.truth import Error, Tolerance
 from model.forward import ForwardBatch
@@ -63,6 +64,7 @@ def checks(device: torch.device, dtypes: tuple[str, ...], vocabulary: int = 128_
     """Yields all checks, those of layers for each of `dtypes`."""
     for name in dtypes:
         yield from layer_checks(RandomTensors(device), name)
+        yield from mixture_checks(device, name)
     yield from recurrence_checks(device)
     yield "parts of attention are joined", partial(joined, device), Tolerance(1e-5, 3e-6)
     yield "sampler: largest, its token, sum", partial(summary, device, vocabulary), Tolerance(1e-4, 3e-6)

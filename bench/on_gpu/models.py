@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from bench.shapes import COMMON, MODELS, tensor_shapes
+from bench.shapes import COMMON, EXPERT, MODELS, tensor_shapes
 
 CONTEXT = 16_384
 SHAPES: dict[str, dict[str, Any]] = {
@@ -20,6 +20,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128_256, "hidden_size": 4096,
         "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
         "head_dim": 128, "tie_word_embeddings": False,
+    },
+    "qwen3-30b-a3b/8": {  # 8 of its 48 layers
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 151_936,
+        "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
+        "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "num_hidden_layers": 8, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+        "tie_word_embeddings": False,
     },
 }  # fmt: skip
 """Name to the fields of its config.json."""
@@ -33,6 +40,8 @@ class Costs:
 
     Attributes:
         weights: Bytes of weights that each step reads.
+        experts: Bytes of all experts, of which a step reads those that some token uses.
+        used: Share of its experts that a token uses.
         file: Bytes of all weights.
         token: Bytes of a token's KV.
         layers: Operations of a token in the layers.
@@ -41,6 +50,8 @@ class Costs:
     """
 
     weights: int
+    experts: int
+    used: float
     file: int
     token: int
     layers: int
@@ -50,16 +61,26 @@ class Costs:
     @staticmethod
     def of(shape: dict[str, Any]) -> "Costs":
         sizes = [(name, size[0] * size[1]) for name, size in tensor_shapes(shape) if len(size) == 2]
-        layers = sum(size for name, size in sizes if ".layers." in name)
+        layers = sum(size for name, size in sizes if ".layers." in name and EXPERT not in name)
+        experts = sum(size for name, size in sizes if EXPERT in name)
+        used = shape["num_experts_per_tok"] / shape["num_experts"] if experts else 0.0
         head = shape["vocab_size"] * shape["hidden_size"]
         queries = shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]
         keys = shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
         file = sum(size for _, size in sizes)
-        return Costs(2 * (layers + head), 2 * file, 4 * keys, 2 * layers, 2 * head, 4 * queries)
+        of_token = 2 * layers + int(2 * experts * used)
+        weights = 2 * (layers + head)
+        return Costs(weights, 2 * experts, used, 2 * file, 4 * keys, of_token, 2 * head, 4 * queries)
 
-    def step_bytes(self, contexts: float) -> float:
-        """Returns the bytes of a step; `contexts` is the number of tokens of all sequences together."""
-        return self.weights + contexts * self.token
+    def step_bytes(self, contexts: float, tokens: int = 1) -> float:
+        """Returns the bytes of a step.
+
+        Args:
+            contexts: Tokens of all sequences together.
+            tokens: Tokens of the step, each of which uses experts at random.
+        """
+        read = self.experts * (1.0 - (1.0 - self.used) ** tokens)
+        return self.weights + read + contexts * self.token
 
     def decode_operations(self, batch: int, contexts: float) -> float:
         return batch * (self.layers + self.head) + contexts * self.attention

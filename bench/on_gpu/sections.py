@@ -12,6 +12,7 @@ SECTIONS = {
     "correctness": ("bench.on_gpu.correctness", "correctness", 20.0),
     "attention": ("bench.on_gpu.attention_speed", "attention_speed", 20.0),
     "parts": ("bench.on_gpu.parts_speed", "parts_speed", 10.0),
+    "mixtures": ("bench.on_gpu.mixtures", "mixtures", 10.0),
     "engine": ("bench.on_gpu.serving", "serving", 20.0),
     "peers": ("bench.on_gpu.peers", "peers", 30.0),
 }

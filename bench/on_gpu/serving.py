@@ -179,7 +179,7 @@ def decode_row(bench: Bench, engine: TimedEngine, name: str, batch: int) -> dict
         return row
     contexts = batch * found.context
     floor = max(
-        costs.step_bytes(contexts) / bench.ceilings.memory,
+        costs.step_bytes(contexts, batch) / bench.ceilings.memory,
         costs.decode_operations(batch, contexts) / bench.ceilings.multiply,
     )
     return row | {"floor ms": 1e3 * floor, "of the floor": floor / median}

@@ -56,7 +56,7 @@ class RunSizes:
 GPU = RunSizes(
     copied=2**30,
     products=((8192, 8192, 8192), (4096, 4096, 14336), (8192, 4096, 14336), (16384, 4096, 4096)),
-    models=("llama-8b", "qwen3-0.6b", "llama-135m"),
+    models=("llama-8b", "qwen3-0.6b", "llama-135m", "qwen3-30b-a3b/8"),
     batches=(1, 32, 128, 256),
     context=1024,
     steps=48,

@@ -203,6 +203,14 @@ class GroupProduct:
     Up to MOST_ROWS rows a row's bits do not depend on the number of rows, nor on what they are. With more rows, which
     torch multiplies, they agree within rounding, and may depend on that number. Either way the weights are the same
     numbers, rounded once to the dtype of the product.
+
+    Attributes:
+        inputs: Inputs.
+        outputs: Outputs of all parts.
+        parts: The weights.
+        bias: [outputs]. None without one.
+        stored_format: Format of the stored integers, see `model.gpu.group_product`.
+        table: Levels of the stored integers, float32. None where they are integers.
     """
 
     def __init__(
@@ -229,30 +237,30 @@ class GroupProduct:
         """
         if len({_first(form, weight).levels for weight in weights}) > 1:
             raise NotGrouped("parts of a product are stored in several types")
-        self._bias, self._dtype, self._scratch = bias, dtype, scratch
-        self.outputs, self._inputs = sum(weight.outputs for weight in weights), weights[0].inputs
-        self._parts = list(_packed_parts(form, weights, device))
-        levels = self._parts[0].levels
-        self._format = _stored_format(levels, device)
-        self._table = None if levels.are_integers else torch.tensor(levels.numbers, device=device)
-        self._block = block_outputs(self._inputs)
+        self.bias, self._dtype, self._scratch = bias, dtype, scratch
+        self.outputs, self.inputs = sum(weight.outputs for weight in weights), weights[0].inputs
+        self.parts = list(_packed_parts(form, weights, device))
+        levels = self.parts[0].levels
+        self.stored_format = _stored_format(levels, device)
+        self.table = None if levels.are_integers else torch.tensor(levels.numbers, device=device)
+        self._block = block_outputs(self.inputs)
         self._one = torch.ones((), device=device)
-        scratch.reserve(min(self._block, max(part.outputs for part in self._parts)) * self._inputs)
+        scratch.reserve(min(self._block, max(part.outputs for part in self.parts)) * self.inputs)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self._parts)
+        return sum(part.nbytes for part in self.parts)
 
     @property
     def is_float8(self) -> bool:
         """Whether weights are in float8 with one scale an output, in sizes that `torch._scaled_mm` takes."""
-        return self._inputs % FLOAT8_TOGETHER == 0 and all(
+        return self.inputs % FLOAT8_TOGETHER == 0 and all(
             part.levels == E4M3
             and part.scales.groups == 1
             and part.offsets is None
             and part.index is None
             and part.outputs % FLOAT8_TOGETHER == 0
-            for part in self._parts
+            for part in self.parts
         )
 
     def of_float8(self, x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -267,37 +275,37 @@ class GroupProduct:
             [rows, out].
         """
         y, start = torch.empty(len(x), self.outputs, dtype=dtype, device=x.device), 0
-        for part in self._parts:
+        for part in self.parts:
             for first in range(0, part.outputs, self._block):
-                groups = part.unpacked(slice(first, min(first + self._block, part.outputs)), self._inputs)
+                groups = part.unpacked(slice(first, min(first + self._block, part.outputs)), self.inputs)
                 weight = groups.values.contiguous().view(torch.float8_e4m3fn)
                 sums = torch._scaled_mm(x, weight.T, self._one, self._one, out_dtype=torch.float32)
                 y[:, start : start + len(weight)] = sums.mul_(scales).mul_(groups.scales.float().T)
                 start += len(weight)
-        return y if self._bias is None else y.add_(self._bias)
+        return y if self.bias is None else y.add_(self.bias)
 
     def __call__(self, x: Tensor, _: ForwardBatch | None = None) -> Tensor:
         """Multiplies x [rows, in]. Returns [rows, out] in x's dtype."""
         y, start = x.new_empty(len(x), self.outputs), 0
         few = len(x) <= MOST_ROWS
         x = x.to(self._dtype if few else self._scratch.dtype).contiguous()
-        for part in self._parts:
+        for part in self.parts:
             place = slice(start, start + part.outputs)
             if few:
-                self._launch(x, part, y[:, place], None if self._bias is None else self._bias[place])
+                self._launch(x, part, y[:, place], None if self.bias is None else self.bias[place])
             else:
                 self._by_blocks(x, part, y[:, place])
             start = place.stop
-        return y if few or self._bias is None else y.add_(self._bias)
+        return y if few or self.bias is None else y.add_(self.bias)
 
     def _launch(self, x: Tensor, part: PackedGroups, y: Tensor, bias: Tensor | None) -> None:
         scales, offsets, index = part.scales, part.offsets, part.index
         grid = (triton.cdiv(len(x), TILE_ROWS), triton.cdiv(part.outputs, TILE_OUTPUTS))
         multiply_groups[grid](
             y, x, part.values, scales.stored, (scales if offsets is None else offsets).stored,
-            part.values if index is None else index, part.values if self._table is None else self._table,
-            x if bias is None else bias, len(x), part.outputs, self._inputs, scales.groups, y.stride(0),
-            FORMAT=self._format, BITS=part.levels.bits, FIRST=part.levels.numbers[0],
+            part.values if index is None else index, part.values if self.table is None else self.table,
+            x if bias is None else bias, len(x), part.outputs, self.inputs, scales.groups, y.stride(0),
+            FORMAT=self.stored_format, BITS=part.levels.bits, FIRST=part.levels.numbers[0],
             SIZE=0 if scales.groups == 1 else part.size, RUN=part.run, STEP=part.step, ROWS=TILE_ROWS,
             OUTS=TILE_OUTPUTS, SCALES=KINDS[scales.dtype], OFFSETS=None if offsets is None else KINDS[offsets.dtype],
             INDEXED=index is not None, BIAS=bias is not None, num_warps=WARPS, num_stages=STAGES,
@@ -306,8 +314,8 @@ class GroupProduct:
     def _by_blocks(self, x: Tensor, part: PackedGroups, y: Tensor) -> None:
         for start in range(0, part.outputs, self._block):
             block = slice(start, min(start + self._block, part.outputs))
-            groups = part.unpacked(block, self._inputs)
-            weight = self._scratch.shaped(groups.values.shape).copy_(bring_back(groups, self._table))
+            groups = part.unpacked(block, self.inputs)
+            weight = self._scratch.shaped(groups.values.shape).copy_(bring_back(groups, self.table))
             y[:, block] = multiply(x, weight)
 
 

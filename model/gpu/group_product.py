@@ -86,43 +86,46 @@ def multiply_groups(
     output = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     byte = tl.arange(0, LINE)
     lines = x + row.to(tl.int64)[:, None] * width
+    kept = row < rows
     sums = tl.zeros((ROWS, OUTS), tl.float32)
     for step in tl.range(0, tl.cdiv(width, STEP)):
         place = (output.to(tl.int64) + step * outputs)[:, None] * LINE + byte[None, :]
         stored = tl.load(values + place, mask=(output < outputs)[:, None], other=0)
         start = step * STEP
         if BITS == 4:
-            sums = _add_inputs(
-                sums, lines, stored & 15, scales, offsets, index, table, row, output, rows, outputs, width, groups,
+            sums = add_inputs(
+                sums, lines, stored & 15, scales, offsets, index, table, kept, output, outputs, width, groups,
                 start, FORMAT, FIRST, SIZE, RUN, SCALES, OFFSETS, INDEXED,
             )  # fmt: skip
-            sums = _add_inputs(
-                sums, lines, stored >> 4, scales, offsets, index, table, row, output, rows, outputs, width, groups,
+            sums = add_inputs(
+                sums, lines, stored >> 4, scales, offsets, index, table, kept, output, outputs, width, groups,
                 start + LINE, FORMAT, FIRST, SIZE, RUN, SCALES, OFFSETS, INDEXED,
             )  # fmt: skip
         else:
-            sums = _add_inputs(
-                sums, lines, stored, scales, offsets, index, table, row, output, rows, outputs, width, groups, start,
+            sums = add_inputs(
+                sums, lines, stored, scales, offsets, index, table, kept, output, outputs, width, groups, start,
                 FORMAT, FIRST, SIZE, RUN, SCALES, OFFSETS, INDEXED,
             )  # fmt: skip
     if BIAS:
         sums += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
     at = row.to(tl.int64)[:, None] * out_stride + output[None, :]
-    kept = (row < rows)[:, None] & (output < outputs)[None, :]
-    tl.store(out + at, sums.to(out.dtype.element_ty), mask=kept)
+    tl.store(out + at, sums.to(out.dtype.element_ty), mask=kept[:, None] & (output < outputs)[None, :])
 
 
 @triton.jit
-def _add_inputs(
-    sums, lines, stored, scales, offsets, index, table, row, output, rows, outputs, width, groups, start,
+def add_inputs(
+    sums, lines, stored, scales, offsets, index, table, kept, output, outputs, width, groups, start,
     FORMAT: tl.constexpr, FIRST: tl.constexpr, SIZE: tl.constexpr, RUN: tl.constexpr, SCALES: tl.constexpr,
     OFFSETS: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """Adds the products of the inputs from `start` on, whose stored integers are [OUTS, inputs] uint8."""
+    """Adds the products of the inputs from `start` on, whose stored integers are [OUTS, inputs] uint8.
+
+    `lines` are the addresses of rows, [ROWS, 1], of which there are those that are `kept`, [ROWS] bool.
+    """
     COUNT: tl.constexpr = stored.shape[1]
     inputs = start + tl.arange(0, COUNT)
     # An input past the end is 0, whatever stands for its weight.
-    known = (row < rows)[:, None] & (inputs < width)[None, :]
+    known = kept[:, None] & (inputs < width)[None, :]
     factors = tl.load(lines + inputs[None, :], mask=known, other=0.0)
     first = start + tl.arange(0, COUNT // RUN) * RUN
     if INDEXED:

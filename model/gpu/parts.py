@@ -7,13 +7,12 @@ import torch
 import triton
 from torch import Tensor
 
-from model.blocks import GatedMLP, PreNorm, SelfAttention
+from model.blocks import Experts, GatedMLP, PreNorm, SelfAttention
 from model.decoder import Decoder
 from model.forward import ForwardBatch
-from model.gpu.rows import gate_rows, norm_rows, rotate_rows
+from model.gpu.mixtures import KernelExperts, silu_gated
+from model.gpu.rows import norm_rows, rotate_rows
 from model.layers import RMSNorm, silu
-
-GATE_BLOCK = 1024
 
 Part = TypeVar("Part")
 
@@ -52,11 +51,7 @@ class KernelGatedMLP(GatedMLP):
     """`GatedMLP` with silu, whose gate is a kernel."""
 
     def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        gate_up = self.gate_up(x, batch).contiguous()
-        width = gate_up.shape[1] // 2
-        out = torch.empty((len(x), width), dtype=x.dtype, device=x.device)
-        gate_rows[(len(x), -(-width // GATE_BLOCK))](gate_up, out, width, BLOCK=GATE_BLOCK)
-        return self.down(out, batch)
+        return self.down(silu_gated(self.gate_up(x, batch)), batch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +125,8 @@ def _changed(part: Any) -> Any:
         return KernelNorm(part.weight, part.eps)
     if not is_dataclass(part) or isinstance(part, type):
         return part
+    if type(part) is Experts and (mixture := KernelExperts.of(part)) is not None:
+        return replace(mixture, router_norm=_changed(mixture.router_norm), norm=_changed(mixture.norm))
     inner = {field.name: _changed(getattr(part, field.name)) for field in fields(part)}
     if type(part) is GatedMLP and part.activation is silu:
         return KernelGatedMLP(**inner)

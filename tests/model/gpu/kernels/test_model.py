@@ -33,8 +33,6 @@ from tests.support.engines import Rig, make_request, make_rig
 NEW = 5
 SMALL = Tuning(few=TileSizes(16, 16, 16, 4, 2), many=TileSizes(16, 16, 32, 4, 2), shared=TileSizes(32, 16, 16, 4, 2))
 REPLAYED: list[int] = []
-LAUNCHED = ("deepseek-v2", "gemma4", "granite-hybrid", "kimi-linear")
-"""Kinds whose decodes are no graphs: their experts are known only as a step runs."""
 
 
 def run(directory: Path, page_size: int, quantization: str | None, pages: int = 80) -> Rig:
@@ -83,6 +81,10 @@ def with_products(*args: Any) -> Decoder:
         ("windows", 16, "int4"),
         ("deepseek-v2", 5, None),
         ("gemma4", 5, None),
+        ("qwen3-moe", 16, None),
+        ("qwen3-moe", 16, "int4"),
+        ("phimoe", 5, None),
+        ("gpt-oss", 16, None),
         ("qwen3.5", 16, None),
         ("granite-hybrid", 5, None),
         ("falcon-h1", 16, None),
@@ -103,6 +105,7 @@ def test_tokens_and_logits_are_those_of_the_reference(
         directory = checkpoints.write(BY_NAME[kind], tmp_path)
     pages = 300 if kind == "mamba2" else 80
     expected = run(directory, page_size, quantization, pages)
+    monkeypatch.setattr("model.layers.onednn_multiplies", lambda _: False)  # weights as a GPU has them
     monkeypatch.setattr(TorchBackend, "attention", on_kernels)
     monkeypatch.setattr(TorchBackend, "logit_ops", GpuOps())
     monkeypatch.setattr(TorchBackend, "model", as_graphs)
@@ -110,9 +113,10 @@ def test_tokens_and_logits_are_those_of_the_reference(
     monkeypatch.setattr(loading, "load_model", with_products)
     REPLAYED.clear()
     found = run(directory, page_size, quantization, pages)
-    assert len(REPLAYED) >= NEW or kind in LAUNCHED
+    assert len(REPLAYED) >= NEW
     assert type(found.loaded.runner.attention) is TritonAttention
     assert {i: r.tokens for i, r in found.results.items()} == {i: r.tokens for i, r in expected.results.items()}
     assert found.logits.keys() == expected.logits.keys()
     for place, logits in expected.logits.items():
-        np.testing.assert_allclose(found.logits[place], logits, atol=1e-4, rtol=0)
+        allowed = 1e-5 * max(10.0, float(np.abs(logits).max()))
+        np.testing.assert_allclose(found.logits[place], logits, atol=allowed, rtol=0)
