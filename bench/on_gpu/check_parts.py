@@ -15,12 +15,12 @@ from bench.on_gpu.mixtures import mixture_checks
 from bench.on_gpu.pages import picked, poisoned
 from bench.on_gpu.truth import Error, Tolerance
 from model.forward import ForwardBatch
+from model.gpu.draws import GpuOps
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
-from model.gpu.sampler import GpuOps
 from model.layers import silu
 from model.rope import Rope, frequencies
 from model.sampling.random import row_keys
-from model.sampling.sampler import Draws
+from model.sampling.sampler import TORCH_OPS, Draws
 
 EPS = 1e-5
 ROUNDED = 1e-4  # largest distance of a draw in float32 below the largest number in float64
@@ -68,12 +68,26 @@ def checks(device: torch.device, dtypes: tuple[str, ...], vocabulary: int = 128_
     yield from recurrence_checks(device)
     yield "parts of attention are joined", partial(joined, device), Tolerance(1e-5, 3e-6)
     yield "sampler: largest, its token, sum", partial(summary, device, vocabulary), Tolerance(1e-4, 3e-6)
+    yield "sampler: draws from the top", partial(cut_draws, device, vocabulary), Tolerance(0.0, 0.0)
     for temperature, min_p in ((1.0, 0.0), (0.3, 0.1)):
         yield (
             f"sampler: draws, temperature {temperature:g}, min_p {min_p:g}",
             partial(draws, device, vocabulary, temperature, min_p),
             Tolerance(ROUNDED, ROUNDED),
         )
+
+
+def cut_draws(device: torch.device, vocabulary: int) -> Error:
+    """Counts draws from what top_k and top_p leave that are not those of a sort."""
+    logits, n = 4 * RandomTensors(device)(16, vocabulary), 16
+    logits[8:] = logits[8:].bfloat16().float()  # with ties
+    keys = row_keys(np.arange(n, dtype=np.uint64), np.zeros(n, np.int64), np.arange(n))
+    top_k, top_p = np.array([0, 20, 3000, 1] * 4), np.array([0.9, 1.0, 0.7, 0.5, 0.999] * 4)[:n]
+    wanted = Draws(np.arange(n), keys, np.full(n, 0.9), np.zeros(n), top_k, top_p)
+    with poisoned():
+        found = GpuOps().draw_from_top(logits, wanted)
+    different = float((found != TORCH_OPS.draw_from_top(logits.cpu(), wanted)).sum())
+    return Error(different, different)
 
 
 def layer_checks(random: RandomTensors, name: str) -> Iterator[Check]:

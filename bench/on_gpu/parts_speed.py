@@ -18,14 +18,14 @@ from bench.on_gpu.timing import Work, seconds_of
 from cache_manager.layout import KVLayout
 from model.forward import ForwardBatch
 from model.gpu.attention_backend import TritonAttention
+from model.gpu.draws import GpuOps
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
-from model.gpu.sampler import GpuOps
 from model.gpu.state_plan import StatePlan
 from model.layers import silu
 from model.recurrent import DeltaShape
 from model.rope import Rope, frequencies
 from model.sampling.random import row_keys
-from model.sampling.sampler import Draws
+from model.sampling.sampler import TORCH_OPS, Draws, LogitOps
 
 HIDDEN, INNER, VOCABULARY, ROWS = 4096, 14336, 128_256, 256  # of an 8B Llama; rows of logits
 TOKENS = 2**14
@@ -110,10 +110,23 @@ def summary(device: torch.device) -> Made:
 
 
 def draw(device: torch.device) -> Made:
-    logits, ops, none = torch.randn((ROWS, VOCABULARY), device=device), GpuOps(), np.zeros(ROWS, np.int64)
-    keys = row_keys(np.arange(ROWS, dtype=np.uint64), none, none)
-    draws = Draws(np.arange(ROWS), keys, np.ones(ROWS), np.zeros(ROWS), none, np.ones(ROWS))
+    logits, ops, draws = torch.randn((ROWS, VOCABULARY), device=device), GpuOps(), draws_of(ROWS, 0, 1.0)
     return logits.nbytes, lambda: ops.draw(logits, draws)
+
+
+def draw_from_top(
+    device: torch.device, rows: int = ROWS, spread: float = 6.0, ops: LogitOps | None = None, top_k: int = 20
+) -> Made:  # fmt: skip
+    """Draws with top_p 0.9. A spread of 1 is a flat distribution, of which nothing can be left out beforehand."""
+    logits, draws = spread * torch.randn((rows, VOCABULARY), device=device), draws_of(rows, top_k, 0.9)
+    made = GpuOps() if ops is None else ops
+    return logits.nbytes, lambda: made.draw_from_top(logits, draws)
+
+
+def draws_of(rows: int, top_k: int, top_p: float) -> Draws:
+    none = np.zeros(rows, np.int64)
+    keys = row_keys(np.arange(rows, dtype=np.uint64), none, none)
+    return Draws(np.arange(rows), keys, np.ones(rows), np.zeros(rows), none + top_k, np.full(rows, top_p))
 
 
 def convolution(device: torch.device) -> Made:
@@ -153,6 +166,11 @@ PARTS: dict[str, Callable[[torch.device], Made]] = {
     "gate": gate,
     "sampler: summary": summary,
     "sampler: draw": draw,
+    "sampler: top_k 20, top_p 0.9": draw_from_top,
+    "sampler: top_p 0.9": lambda device: draw_from_top(device, top_k=0),
+    "sampler: top_p 0.9, flat": lambda device: draw_from_top(device, spread=1.0, top_k=0),
+    "sampler: top_k 20, top_p 0.9, one row": lambda device: draw_from_top(device, 1),
+    "torch's sort: top_k 20, top_p 0.9, 32 rows": lambda device: draw_from_top(device, 32, ops=TORCH_OPS),
     "short convolution": convolution,
     "delta rule, prefill": prefills,
     "delta rule, decode": decodes,

@@ -17,13 +17,12 @@ from model.config import ModelConfig
 from model.decoder import Decoder
 from model.forward import Model
 from model.gpu.attention_backend import TritonAttention, why_not
-from model.gpu.draws import prepare_draws, start_draws
+from model.gpu.draws import GpuOps, prepare_draws, start_draws
 from model.gpu.float8_product import Float8Product, can_multiply
 from model.gpu.graphs import CudaRecorder, GraphDecoder, most_graph_tokens
 from model.gpu.graphs import why_not as why_no_graphs
 from model.gpu.group_linear import GroupProduct
 from model.gpu.parts import with_kernels
-from model.gpu.sampler import GpuOps
 from model.gpu.states import why_not as why_no_states
 from model.gpu.working_memory import CudaMemory, measure_steps
 from model.sampling.sampler import LogitOps, Starter

@@ -7,10 +7,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.gpu.sampler import AT_ONCE, draw, summarise
-from model.sampling.sampler import Drawn, Draws, Ints, SamplingRows, draw_from_top, draws_of, largest, on_device
+from model.gpu.cutoff import draw_from_top
+from model.gpu.sampler import draw, pack_results, readable, summarise
+from model.sampling.sampler import TORCH_OPS, Drawn, Draws, Ints, SamplingRows, Summary, draws_of, largest, on_device
 from scheduler.events import Logprobs
 from scheduler.step import NO_TOKEN
+
+
+class GpuOps:
+    """`model.sampling.sampler.LogitOps` by kernels."""
+
+    def summary(self, logits: Tensor) -> Summary:
+        return Summary(*(part.cpu().numpy() for part in summarise(logits)))
+
+    def draw(self, logits: Tensor, draws: Draws) -> Ints:
+        return draw(logits, draws).cpu().numpy()
+
+    def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
+        return draw_from_top(logits, draws).cpu().numpy()
+
+    def forbid(self, logits: Tensor, rows: Ints, bits: NDArray[np.int32]) -> None:
+        TORCH_OPS.forbid(logits, rows, bits)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +64,7 @@ def start_draws(logits: Tensor, controls: SamplingRows, rows: Ints, positions: I
         best, tokens, _ = summarise(adjusted)
     which, draws = draws_of(controls, rows, positions)
     if len(which):
-        tokens = _drawn(adjusted, tokens, which, draws)
+        tokens = _drawn(adjusted, best, tokens, which, draws)
     results, k = _packed_results(logits, best, tokens, normal, controls.top_logprobs[rows])
     if logits.device.type != "cuda":
         return GpuDrawing(tokens, results, None, k)
@@ -61,35 +78,44 @@ def start_draws(logits: Tensor, controls: SamplingRows, rows: Ints, positions: I
 def prepare_draws(vocabulary: int, device: torch.device) -> None:
     """Compiles the kernels of draws, so that no request waits for a compiler."""
     logits, one = torch.zeros((1, vocabulary), device=device), np.zeros(1, np.int64)
-    summarise(logits)
-    draw(logits, Draws(one, one, np.ones(1), np.zeros(1), one, np.ones(1)))
+    draws = Draws(one, one, np.ones(1), np.zeros(1), one, np.ones(1))
+    best, tokens, normal = summarise(logits)
+    draw(logits, draws)
+    draw_from_top(logits, draws)
+    _packed_results(logits, best, tokens, normal, one - 1)
 
 
-def _drawn(logits: Tensor, tokens: Tensor, which: Ints, draws: Draws) -> Tensor:
+def _drawn(logits: Tensor, best: Tensor, tokens: Tensor, which: Ints, draws: Draws) -> Tensor:
     """Returns the tokens, with random draws in their places `which`."""
-    for part, of in ((~draws.cut, draw), (draws.cut, draw_from_top)):
-        for some in np.split(np.flatnonzero(part), list(range(AT_ONCE, int(part.sum()), AT_ONCE))):
-            if len(some):
-                tokens = tokens.index_copy(0, on_device(logits, which[some]), of(logits, draws.of(some)))
+    cut = draws.cut
+    if not cut.all():
+        tokens = tokens.index_copy(0, on_device(logits, which[~cut]), draw(logits, draws.of(~cut)))
+    if cut.any():
+        draw_from_top(logits, draws.of(cut), best, (tokens, which[cut]))
     return tokens
 
 
 def _packed_results(
-    logits: Tensor, best: Tensor, tokens: Tensor, normal: Tensor, wanted: NDArray[np.int64]
-) -> tuple[Tensor, int]:
+    logits: Tensor, best: Tensor, tokens: Tensor, normal: Tensor, wanted: Ints
+) -> tuple[Tensor, int]:  # fmt: skip
     """Packs the results of draws for one transfer.
 
     Returns:
         int32: largest logits, tokens, logprobs, ranks, then ids and logprobs of alternatives. Floats are copied by
             their bits. And the number of alternatives of each draw.
     """
-    picked = logits.gather(1, tokens[:, None])[:, 0]
-    k = min(int(wanted.max(initial=-1)), logits.shape[1])
-    rank = torch.zeros(len(tokens), dtype=torch.int32, device=logits.device)
-    parts = [best.view(torch.int32), tokens.int(), (picked - normal).view(torch.int32), rank]
-    if k >= 0:
-        parts[3] = (logits > picked[:, None]).sum(-1, dtype=torch.int32) + 1
-        ids = largest(logits, k)
-        top = logits.gather(1, ids) - normal[:, None]
-        parts += [ids.int().flatten(), top.view(torch.int32).flatten()]
-    return torch.cat(parts), k
+    n, k = len(tokens), min(int(wanted.max(initial=-1)), logits.shape[1])
+    packed = torch.empty((4, n), dtype=torch.int32, device=logits.device)
+    logits = readable(logits)
+    pack_results[(n,)](logits, best, tokens, normal, packed, logits.stride(0))
+    if k < 0:
+        return packed.flatten(), k
+    # Rows that ask for nothing pay nothing.
+    asking = on_device(logits, np.flatnonzero(wanted >= 0))
+    asked, least = logits[asking], normal[asking][:, None]
+    picked = asked.gather(1, tokens[asking][:, None])
+    packed[3, asking] = (asked > picked).sum(-1, dtype=torch.int32) + 1
+    ids, top = packed.new_zeros((n, k)), packed.new_zeros((n, k))
+    found = largest(asked, k)
+    ids[asking], top[asking] = found.int(), (asked.gather(1, found) - least).view(torch.int32)
+    return torch.cat((packed.flatten(), ids.flatten(), top.flatten())), k

@@ -1,4 +1,4 @@
-"""Kernels over whole rows of logits: the largest, the sum that probabilities are divided by, a draw.
+"""Kernels over whole rows of logits: the largest, the sum that probabilities are divided by, a draw, results.
 
 Rows are read in blocks, each by a program of its own. Results of blocks are joined from the first block on, so they do
 not depend on what else is in the batch.
@@ -8,15 +8,12 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 from torch import Tensor
 
 from model.sampling import random
-from model.sampling.sampler import TORCH_OPS, Draws, Ints, Summary, on_device
+from model.sampling.sampler import Draws, on_device
 
 BLOCK = 4096
-AT_ONCE, SORTED_BYTES = 32, 100
-"""Rows that are sorted at once for top_k and top_p, and the bytes that this takes for each logit."""
 GOLDEN = tl.constexpr(random.GOLDEN)
 SHIFT_1, FACTOR_1 = (tl.constexpr(number) for number in random.MIXERS[0])
 SHIFT_2, FACTOR_2 = (tl.constexpr(number) for number in random.MIXERS[1])
@@ -38,7 +35,7 @@ def summarise_blocks(logits, tops, tokens, totals, stride, vocabulary, BLOCK: tl
         vocabulary: Logits of a row.
         BLOCK: Logits of a block, a power of two.
     """
-    x, ids, there = _block_of(logits, tl.program_id(0), stride, vocabulary, BLOCK)
+    x, ids, there = block_of(logits, tl.program_id(0), stride, vocabulary, BLOCK)
     top = tl.max(x, 0)
     finite = tl.where(top == float("-inf"), 0.0, top)
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
@@ -96,7 +93,7 @@ def draw_blocks(
         BLOCK: See `summarise_blocks`.
     """
     draw = tl.program_id(0)
-    x, ids, _ = _block_of(logits, tl.load(rows + draw), stride, vocabulary, BLOCK)
+    x, ids, _ = block_of(logits, tl.load(rows + draw), stride, vocabulary, BLOCK)
     scaled = tl.math.div_rn(x - tl.load(best + draw), tl.zeros_like(x) + tl.load(temperatures + draw))
     key = tl.load(keys + draw).to(tl.uint64, bitcast=True)
     noisy = scaled + gumbel(mixed_bits(key ^ ids.to(tl.uint64)))
@@ -128,7 +125,28 @@ def join_draws(tops, tokens, token, blocks, PADDED_BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _block_of(logits, row, stride, vocabulary, BLOCK: tl.constexpr):
+def pack_results(logits, best, tokens, normal, packed, stride):
+    """Packs the results of rows that ask for no alternatives. Grid: (rows,).
+
+    Args:
+        logits: [rows, vocabulary] float32, with this stride of rows.
+        best: [rows] float32. Largest logit.
+        tokens: [rows] int64. Drawn tokens.
+        normal: [rows] float32. See `model.sampling.sampler.Summary`.
+        packed: [4, rows] int32. Receives bits of `best`, tokens, bits of logprobs, and ranks of 0.
+        stride: Elements between two rows of `logits`.
+    """
+    row, rows = tl.program_id(0), tl.num_programs(0)
+    token = tl.load(tokens + row)
+    chosen = tl.load(logits + row.to(tl.int64) * stride + token) - tl.load(normal + row)
+    tl.store(packed + row, tl.load(best + row).to(tl.int32, bitcast=True))
+    tl.store(packed + rows + row, token.to(tl.int32))
+    tl.store(packed + 2 * rows + row, chosen.to(tl.int32, bitcast=True))
+    tl.store(packed + 3 * rows + row, 0)
+
+
+@triton.jit
+def block_of(logits, row, stride, vocabulary, BLOCK: tl.constexpr):
     """Loads a block of a row. Returns logits, -inf past the end; their token ids; whether each is within the row."""
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = ids < vocabulary
@@ -167,7 +185,7 @@ def summarise(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         best, tokens (int64), normal: see `model.sampling.sampler.Summary`.
     """
-    logits, n = _readable(logits), len(logits)
+    logits, n = readable(logits), len(logits)
     blocks = triton.cdiv(logits.shape[1], BLOCK)
     tops, totals, tokens = _parts(logits, n, blocks)
     best, normal, token = logits.new_empty(n), logits.new_empty(n), tokens.new_empty(n, dtype=torch.int64)
@@ -180,7 +198,7 @@ def summarise(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def draw(logits: Tensor, draws: Draws) -> Tensor:
     """Draws token ids, int64 [draws], in float32; top_k and top_p are not applied."""
-    logits, n = _readable(logits), len(draws.rows)
+    logits, n = readable(logits), len(draws.rows)
     blocks = triton.cdiv(logits.shape[1], BLOCK)
     tops, _, tokens = _parts(logits, n, blocks)
     token = tokens.new_empty(n, dtype=torch.int64)
@@ -198,23 +216,6 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
     return token
 
 
-class GpuOps:
-    """`model.sampling.sampler.LogitOps` by kernels."""
-
-    def summary(self, logits: Tensor) -> Summary:
-        return Summary(*(part.cpu().numpy() for part in summarise(logits)))
-
-    def draw(self, logits: Tensor, draws: Draws) -> Ints:
-        return draw(logits, draws).cpu().numpy()
-
-    def draw_from_top(self, logits: Tensor, draws: Draws) -> Ints:
-        parts = np.split(np.arange(len(draws.rows)), range(AT_ONCE, len(draws.rows), AT_ONCE))
-        return np.concatenate([TORCH_OPS.draw_from_top(logits, draws.of(some)) for some in parts])
-
-    def forbid(self, logits: Tensor, rows: Ints, bits: NDArray[np.int32]) -> None:
-        TORCH_OPS.forbid(logits, rows, bits)
-
-
 def _parts(logits: Tensor, rows: int, blocks: int) -> tuple[Tensor, Tensor, Tensor]:
     """Allocates the results of blocks: largest logits, sums, token ids. Each array begins where memory is aligned."""
     kinds = (torch.float32, torch.float32, torch.int32)
@@ -222,5 +223,5 @@ def _parts(logits: Tensor, rows: int, blocks: int) -> tuple[Tensor, Tensor, Tens
     return tops, totals, tokens
 
 
-def _readable(logits: Tensor) -> Tensor:
+def readable(logits: Tensor) -> Tensor:
     return logits if logits.stride(1) == 1 else logits.contiguous()

@@ -17,7 +17,7 @@ from model.backend import StepSizes
 from model.decoder import Decoder
 from model.forward import ForwardBatch
 from model.gpu.attention_backend import TritonAttention
-from model.gpu.sampler import AT_ONCE, SORTED_BYTES
+from model.gpu.cutoff import scratch_bytes
 
 LOGIT_BYTES = 40
 """Bytes for each logit of a step beside those that are sorted: changed by controls, and copied for alternatives."""
@@ -91,7 +91,7 @@ def measure_steps(
 
     vocabulary = decoder.embedding.tokens.vocabulary
     kept = memory.peak_of(lambda: run(graph_tokens)) + 4 * sizes.rows * vocabulary if graph_tokens else 0
-    sampler = vocabulary * (sizes.rows * LOGIT_BYTES + min(sizes.rows, AT_ONCE) * SORTED_BYTES)
+    sampler = sizes.rows * vocabulary * LOGIT_BYTES + scratch_bytes(sizes.rows, vocabulary)
     return WorkingMemory(memory.peak_of(lambda: run(sizes.tokens)), kept, sampler)
 
 

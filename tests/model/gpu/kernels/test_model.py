@@ -15,10 +15,9 @@ from model.decoder import Decoder
 from model.forward import Model
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.backend import TritonBackend
-from model.gpu.draws import start_draws
+from model.gpu.draws import GpuOps, start_draws
 from model.gpu.graphs import CudaRecorder, GraphDecoder, Recorder, Work, why_not
 from model.gpu.parts import with_kernels
-from model.gpu.sampler import GpuOps
 from model.gpu.tuning import TileSizes, Tuning
 from model.reference.backend import TorchBackend
 from model.weight_formats.scratch import Scratch

@@ -12,8 +12,8 @@ from model.backend import StepSizes
 from model.config import read_config
 from model.gguf_weights import open_checkpoint
 from model.gpu.attention_backend import TritonAttention
+from model.gpu.cutoff import scratch_bytes
 from model.gpu.parts import with_kernels
-from model.gpu.sampler import SORTED_BYTES
 from model.gpu.working_memory import LOGIT_BYTES, largest_step, measure_steps
 from model.parallel.collective import ONE_RANK
 from tests.model.families import checkpoints
@@ -56,11 +56,11 @@ def test_the_largest_steps_are_run(kind: str, tmp_path: Path) -> None:
         without = measure_steps(
             decoder, attention, layout, config.rotary_axes, memory, StepSizes(40, config.context, 20), 0
         )  # fmt: skip
-    logits, sorted_at_once = 40 * config.vocabulary, 32 * config.vocabulary
+    logits = 40 * config.vocabulary
     assert (found.graphs, found.step, found.sampler) == (
         1024 + 4 * logits,
         2048,
-        SORTED_BYTES * sorted_at_once + LOGIT_BYTES * logits,
+        scratch_bytes(40, config.vocabulary) + LOGIT_BYTES * logits,
     )
     assert (without.graphs, without.step) == (0, 3072)
     assert found.total == found.graphs + found.step + found.sampler

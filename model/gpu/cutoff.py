@@ -1,0 +1,332 @@
+"""Draws from the tokens that top_k and top_p leave, without sorting the vocabulary.
+
+Weights of tokens are integers: e^scaled in float64, times 2^44, rounded down. So their sums do not depend on an order,
+and a cutoff that is found by bisection is the one that a sort would find, to the bit.
+
+First each block of a row says its sum, and the largest logits of its parts. From them follow bounds that no token of
+the result is below: the k-th largest part has k tokens that are as high, and tokens that together have less than
+(1 - top_p) of the sum are all cut off. Tokens above the bounds are listed: a few hundred of a language model's. A
+program for each draw then bisects its list. A row with more of them than a list has room for is read again each time.
+"""
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model.gpu.sampler import BLOCK, LAST, block_of, mixed_bits, readable
+from model.sampling.sampler import Draws, Ints, on_device
+
+LISTED = 4096
+"""Most tokens of a list."""
+AT_ONCE = 2048
+"""Tokens that a draw's program looks at together."""
+PARTS = tl.constexpr(64)
+"""Parts of a block."""
+ONE = tl.constexpr(2.0**44)
+"""Weight of the largest logit. 2^18 tokens, more than any vocabulary has, together stay below 2^63."""
+MOST_VOCABULARY = 2**18
+ROW, PLACE, KEY, TEMPERATURE, LEAST, TOP_K, TOP_P, COLUMNS = (tl.constexpr(i) for i in range(8))
+"""Columns of controls: row of the logits, index in the result, key of the noise; float64 by their bits but top_k."""
+
+
+@triton.jit
+def weigh_blocks(logits, best, controls, totals, heights, stride, vocabulary, BLOCK: tl.constexpr):
+    """Sums the weights of blocks, and finds the largest logit of their parts. Grid: (draws, blocks).
+
+    Args:
+        logits: [rows, vocabulary] float32, with this stride of rows.
+        best: [rows] float32. Largest logit.
+        controls: [draws, COLUMNS] int64.
+        totals: [draws, blocks] int64. Sum of weights.
+        heights: [draws, blocks, PARTS] float32. Largest logit of each part, -inf where min_p leaves none.
+        stride: Elements between two rows of `logits`.
+        vocabulary: Logits of a row.
+        BLOCK: Logits of a block.
+    """
+    of = controls + tl.program_id(0) * COLUMNS
+    row = tl.load(of + ROW)
+    x, _, there = block_of(logits, row, stride, vocabulary, BLOCK)
+    scaled, weight = _weights(x, tl.load(best + row), of)
+    kept = there & (scaled >= tl.load(of + LEAST).to(tl.float64, bitcast=True))
+    at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(totals + at, tl.sum(tl.where(kept, weight, 0), 0))
+    parts = tl.reshape(tl.where(kept, x, float("-inf")), (BLOCK // PARTS, PARTS))
+    tl.store(heights + at * PARTS + tl.arange(0, PARTS), tl.max(parts, 0))
+
+
+@triton.jit
+def bound_draws(
+    best, controls, totals, heights, bounds, counts, sums, blocks, vocabulary, PADDED_BLOCKS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Finds bounds that no token of a draw is below. Grid: (draws,).
+
+    Args:
+        best: See `weigh_blocks`.
+        controls: See `weigh_blocks`.
+        totals: See `weigh_blocks`.
+        heights: See `weigh_blocks`.
+        bounds: [draws, 2] int64. Least weight; least logit, as an ordered integer.
+        counts: [draws] int32. Tokens that are listed: none yet.
+        sums: [draws] int64. Sum of all weights.
+        blocks: Blocks of a row.
+        vocabulary: Logits of a row.
+        PADDED_BLOCKS: A power of two not below `blocks`.
+        AT_ONCE: Parts that are looked at together.
+    """
+    draw = tl.program_id(0)
+    of = controls + draw * COLUMNS
+    block = tl.arange(0, PADDED_BLOCKS)
+    total = tl.sum(tl.load(totals + draw * blocks + block, mask=block < blocks, other=0), 0)
+    top_k = tl.load(of + TOP_K)
+    top_p = tl.load(of + TOP_P).to(tl.float64, bitcast=True)
+    # What top_k leaves has at least the largest weight. Half of the bound, since it is rounded.
+    least_total = tl.where(top_k > 0, ONE + 0.0, total.to(tl.float64))
+    least = tl.maximum(0.5 * (1.0 - top_p) * least_total / vocabulary, 0.0)
+    parts = blocks * PARTS
+    low = tl.full((), -(2**31), tl.int64)
+    if (top_k > 0) & (top_k <= parts):
+        # Invariant: at least top_k parts are as high as `low`.
+        high = _ordered(tl.load(best + tl.load(of + ROW))) + 1
+        while high - low > 1:
+            middle = (low + high) >> 1
+            count = tl.zeros((), tl.int32)
+            for start in range(0, parts, AT_ONCE):
+                part = start + tl.arange(0, AT_ONCE)
+                height = tl.load(heights + draw * parts + part, mask=part < parts, other=float("-inf"))
+                count += tl.sum((_ordered(height) >= middle).to(tl.int32), 0)
+            enough = count >= top_k
+            low = tl.where(enough, middle, low)
+            high = tl.where(enough, high, middle)
+    tl.store(bounds + draw * 2, least.to(tl.int64))
+    tl.store(bounds + draw * 2 + 1, low)
+    tl.store(counts + draw, 0)
+    tl.store(sums + draw, total)
+
+
+@triton.jit
+def list_tokens(
+    logits, best, controls, bounds, counts, listed, stride, vocabulary, BLOCK: tl.constexpr, LISTED: tl.constexpr
+):  # fmt: skip
+    """Lists the tokens above a draw's bounds, in no order. Grid: (draws, blocks).
+
+    Args:
+        logits: See `weigh_blocks`.
+        best: See `weigh_blocks`.
+        controls: See `weigh_blocks`.
+        bounds: See `bound_draws`.
+        counts: [draws] int32. Receives the number of these tokens, which may be more than LISTED.
+        listed: [draws, LISTED] int32. Receives their ids.
+        stride: See `weigh_blocks`.
+        vocabulary: See `weigh_blocks`.
+        BLOCK: See `weigh_blocks`.
+        LISTED: Most tokens of a list.
+    """
+    draw = tl.program_id(0)
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    _, _, _, kept = _tokens(logits, best, controls + draw * COLUMNS, bounds + draw * 2, ids, ids < vocabulary, stride)
+    count = kept.to(tl.int32)
+    own = tl.sum(count, 0)
+    if own > 0:
+        place = tl.atomic_add(counts + draw, own) + tl.cumsum(count, 0) - 1
+        tl.store(listed + draw * LISTED + place, ids, mask=kept & (place < LISTED))
+
+
+@triton.jit
+def draw_listed(
+    logits, best, controls, bounds, counts, sums, listed, tokens, stride, vocabulary, LISTED: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Cuts off and draws. Grid: (draws,).
+
+    Args:
+        logits: See `weigh_blocks`.
+        best: See `weigh_blocks`.
+        controls: See `weigh_blocks`.
+        bounds: See `bound_draws`.
+        counts: See `list_tokens`.
+        sums: See `bound_draws`.
+        listed: See `list_tokens`.
+        tokens: int64. Receives drawn tokens, each at its PLACE; 0 where there is none.
+        stride: See `weigh_blocks`.
+        vocabulary: See `weigh_blocks`.
+        LISTED: Most tokens of a list.
+        AT_ONCE: Tokens that are looked at together.
+    """
+    draw = tl.program_id(0)
+    of, bound = controls + draw * COLUMNS, bounds + draw * 2
+    count = tl.load(counts + draw)
+    own = listed + draw * LISTED
+    is_listed = count <= LISTED
+    size = tl.where(is_listed, count, vocabulary)
+    top_k = tl.load(of + TOP_K)
+    top_p = tl.load(of + TOP_P).to(tl.float64, bitcast=True)
+    total = tl.load(sums + draw)
+    highest = _ordered(tl.load(best + tl.load(of + ROW)))
+    cut = tl.load(bound + 1)
+    if top_k > 0:
+        # The lowest value that fewer than top_k tokens are above.
+        low, high = cut - 1, highest
+        while high - low > 1:
+            middle = (low + high) >> 1
+            above = tl.zeros((), tl.int32)
+            for start in range(0, size, AT_ONCE):
+                ids, there = _ids(own, start, size, is_listed, AT_ONCE)
+                value, _, _, kept = _tokens(logits, best, of, bound, ids, there, stride)
+                above += tl.sum((kept & (value > middle)).to(tl.int32), 0)
+            high = tl.where(above < top_k, middle, high)
+            low = tl.where(above < top_k, low, middle)
+        cut = high
+        total = tl.zeros((), tl.int64)
+        for start in range(0, size, AT_ONCE):
+            ids, there = _ids(own, start, size, is_listed, AT_ONCE)
+            value, weight, _, kept = _tokens(logits, best, of, bound, ids, there, stride)
+            total += tl.sum(tl.where(kept & (value >= cut), weight, 0), 0)
+    last = tl.full((), LAST, tl.int64)  # of the tokens that have the lowest value, the last one that is left
+    if top_p < 1.0:
+        share = top_p * total.to(tl.float64)
+        low, high = cut - 1, highest
+        while high - low > 1:
+            middle = (low + high) >> 1
+            above = tl.zeros((), tl.int64)
+            for start in range(0, size, AT_ONCE):
+                ids, there = _ids(own, start, size, is_listed, AT_ONCE)
+                value, weight, _, kept = _tokens(logits, best, of, bound, ids, there, stride)
+                above += tl.sum(tl.where(kept & (value > middle), weight, 0), 0)
+            within = above.to(tl.float64) < share
+            high = tl.where(within, middle, high)
+            low = tl.where(within, low, middle)
+        cut = high
+        above, equal, one = tl.zeros((), tl.int64), tl.zeros((), tl.int32), tl.zeros((), tl.int64)
+        for start in range(0, size, AT_ONCE):
+            ids, there = _ids(own, start, size, is_listed, AT_ONCE)
+            value, weight, _, kept = _tokens(logits, best, of, bound, ids, there, stride)
+            above += tl.sum(tl.where(kept & (value > cut), weight, 0), 0)
+            equal += tl.sum((kept & (value == cut)).to(tl.int32), 0)
+            one = tl.maximum(one, tl.max(tl.where(kept & (value == cut), weight, 0), 0))
+        if equal > 1:
+            # Lower ids come first among equals.
+            low, high = tl.full((), -1, tl.int64), tl.zeros((), tl.int64) + vocabulary
+            while high - low > 1:
+                middle = (low + high) >> 1
+                before = tl.zeros((), tl.int64)
+                for start in range(0, size, AT_ONCE):
+                    ids, there = _ids(own, start, size, is_listed, AT_ONCE)
+                    value, _, _, kept = _tokens(logits, best, of, bound, ids, there, stride)
+                    before += tl.sum((kept & (value == cut) & (ids < middle)).to(tl.int64), 0)
+                within = (above + one * before).to(tl.float64) < share
+                low = tl.where(within, middle, low)
+                high = tl.where(within, high, middle)
+            last = low
+    key = tl.load(of + KEY).to(tl.uint64, bitcast=True)
+    most, token = tl.full((), float("-inf"), tl.float64), tl.full((), LAST, tl.int32)
+    for start in range(0, size, AT_ONCE):
+        ids, there = _ids(own, start, size, is_listed, AT_ONCE)
+        value, _, scaled, kept = _tokens(logits, best, of, bound, ids, there, stride)
+        kept = kept & ((value > cut) | ((value == cut) & (ids <= last)))
+        noisy = tl.where(kept, scaled + _gumbel(mixed_bits(key ^ ids.to(tl.uint64))), float("-inf"))
+        top = tl.max(noisy, 0)
+        first = tl.min(tl.where(kept & (noisy == top), ids, LAST), 0)
+        token = tl.where(top > most, first, tl.where(top == most, tl.minimum(first, token), token))
+        most = tl.maximum(top, most)
+    tl.store(tokens + tl.load(of + PLACE), tl.where(token == LAST, 0, token).to(tl.int64))
+
+
+@triton.jit
+def _ids(own, start, size, is_listed, AT_ONCE: tl.constexpr):
+    """Returns the ids of some tokens, of the list or of the vocabulary, and which of them there are."""
+    place = start + tl.arange(0, AT_ONCE)
+    there = place < size
+    ids = tl.where(is_listed, tl.load(own + place, mask=there & is_listed, other=0), place)
+    return ids, there
+
+
+@triton.jit
+def _tokens(logits, best, of, bound, ids, there, stride):
+    """Returns tokens' logits as ordered integers, weights, scaled logits, and whether each is above the bounds."""
+    row = tl.load(of + ROW)
+    x = tl.load(logits + row * stride + ids, mask=there, other=float("-inf"))
+    scaled, weight = _weights(x, tl.load(best + row), of)
+    value = _ordered(x)
+    kept = there & (scaled >= tl.load(of + LEAST).to(tl.float64, bitcast=True))
+    return value, weight, scaled, kept & (weight >= tl.load(bound)) & (value >= tl.load(bound + 1))
+
+
+@triton.jit
+def _weights(x, best, of):
+    """Returns scaled logits, float64, and weights, int64: 0 for what is no number."""
+    temperature = tl.load(of + TEMPERATURE).to(tl.float64, bitcast=True)
+    scaled = (x.to(tl.float64) - best.to(tl.float64)) / temperature
+    return scaled, tl.where(scaled <= 0.0, tl.exp(scaled) * ONE, 0.0).to(tl.int64)
+
+
+@triton.jit
+def _ordered(x):
+    """Returns float32 numbers as int64 in the same order. 0 and -0 are equal."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+
+
+@triton.jit
+def _gumbel(bits):
+    """`model.sampling.random.gumbel` of mixed bits, uint64, in float64."""
+    uniform = ((bits >> 12).to(tl.int64).to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2^-52
+    return -tl.log(-tl.log(uniform))
+
+
+def draw_from_top(
+    logits: Tensor, draws: Draws, best: Tensor | None = None, into: tuple[Tensor, Ints] | None = None
+) -> Tensor:
+    """Draws token ids from what top_k and top_p leave.
+
+    Args:
+        logits: [rows, vocabulary] float32.
+        draws: The draws.
+        best: [rows] float32. Largest logits, where they are known.
+        into: Tensor that receives the tokens, int64, and where it does, [draws]. None for one of their own.
+
+    Returns:
+        The tensor with the tokens.
+
+    Raises:
+        ValueError: The vocabulary is too large for exact sums.
+    """
+    logits, n, vocabulary = readable(logits), len(draws.rows), logits.shape[1]
+    if vocabulary > MOST_VOCABULARY:
+        raise ValueError(f"the vocabulary has {vocabulary} tokens, top_k and top_p work with {MOST_VOCABULARY}")
+    tokens, places = into or (torch.empty(n, dtype=torch.int64, device=logits.device), np.arange(n))
+    controls = on_device(logits, _columns(draws, places))
+    best, blocks = logits.amax(-1) if best is None else best, triton.cdiv(vocabulary, BLOCK)
+    totals, sums, bounds = (controls.new_empty(shape) for shape in ((n, blocks), (n,), (n, 2)))
+    heights = logits.new_empty((n, blocks, PARTS.value))
+    counts, listed = (torch.empty(shape, dtype=torch.int32, device=logits.device) for shape in ((n,), (n, LISTED)))
+    padded, stride = triton.next_power_of_2(blocks), logits.stride(0)
+    weigh_blocks[(n, blocks)](logits, best, controls, totals, heights, stride, vocabulary, BLOCK=BLOCK, num_warps=8)
+    bound_draws[(n,)](
+        best, controls, totals, heights, bounds, counts, sums, blocks, vocabulary, PADDED_BLOCKS=padded, AT_ONCE=AT_ONCE
+    )
+    list_tokens[(n, blocks)](
+        logits, best, controls, bounds, counts, listed, stride, vocabulary, BLOCK=BLOCK, LISTED=LISTED, num_warps=8
+    )
+    draw_listed[(n,)](
+        logits, best, controls, bounds, counts, sums, listed, tokens, stride, vocabulary, LISTED=LISTED,
+        AT_ONCE=AT_ONCE, num_warps=8,
+    )  # fmt: skip
+    return tokens
+
+
+def scratch_bytes(draws: int, vocabulary: int) -> int:
+    """Returns the bytes that so many draws from the top take beside the logits."""
+    blocks = triton.cdiv(vocabulary, BLOCK)
+    return draws * (8 * (COLUMNS.value + blocks + 3) + 4 * (blocks * PARTS.value + LISTED + 2))
+
+
+def _columns(draws: Draws, places: Ints) -> Ints:
+    """Returns controls as the kernels read them, [draws, COLUMNS] int64: one transfer."""
+    with np.errstate(divide="ignore"):
+        least = np.log(draws.min_p)
+    floats = (np.ascontiguousarray(column, np.float64).view(np.int64) for column in (draws.temperature, least))
+    top_p = np.ascontiguousarray(draws.top_p, np.float64).view(np.int64)
+    return np.stack((draws.rows, places, draws.keys, *floats, draws.top_k, top_p), axis=1).astype(np.int64)
