@@ -3,10 +3,10 @@
 Weights of tokens are integers: e^scaled in float64, times 2^44, rounded down. So their sums do not depend on an order,
 and a cutoff that is found by bisection is the one that a sort would find, to the bit.
 
-First each block of a row says its sum, and the largest logits of its parts. From them follow bounds that no token of
-the result is below: the k-th largest part has k tokens that are as high, and tokens that together have less than
-(1 - top_p) of the sum are all cut off. Tokens above the bounds are listed: a few hundred of a language model's. A
-program for each draw then bisects its list. A row with more of them than a list has room for is read again each time.
+First each block of a row counts its tokens by bins of weights. The counts bound what can be left: as many tokens as
+top_k are in the first bins, and tokens that together have less than (1 - top_p) of the sum are in the last ones. Tokens
+of the bins between are listed, hardly more than are left in the end. A program for each draw then bisects its list. A
+row with more of them than a list has room for, as one of nearly equal logits, is read again each time.
 """
 
 import numpy as np
@@ -22,8 +22,8 @@ LISTED = 4096
 """Most tokens of a list."""
 AT_ONCE = 2048
 """Tokens that a draw's program looks at together."""
-PARTS = tl.constexpr(64)
-"""Parts of a block."""
+BINS, OF_ONE = tl.constexpr(128), tl.constexpr(4.0)
+"""Bins of weights, and those of one e: the last bin has all below e^-31.75 of the largest weight."""
 ONE = tl.constexpr(2.0**44)
 """Weight of the largest logit. 2^18 tokens, more than any vocabulary has, together stay below 2^63."""
 MOST_VOCABULARY = 2**18
@@ -32,15 +32,15 @@ ROW, PLACE, KEY, TEMPERATURE, LEAST, TOP_K, TOP_P, COLUMNS = (tl.constexpr(i) fo
 
 
 @triton.jit
-def weigh_blocks(logits, best, controls, totals, heights, stride, vocabulary, BLOCK: tl.constexpr):
-    """Sums the weights of blocks, and finds the largest logit of their parts. Grid: (draws, blocks).
+def weigh_blocks(logits, best, controls, totals, bins, stride, vocabulary, BLOCK: tl.constexpr):
+    """Sums the weights of blocks, and counts their tokens by bins. Grid: (draws, blocks).
 
     Args:
         logits: [rows, vocabulary] float32, with this stride of rows.
         best: [rows] float32. Largest logit.
         controls: [draws, COLUMNS] int64.
         totals: [draws, blocks] int64. Sum of weights.
-        heights: [draws, blocks, PARTS] float32. Largest logit of each part, -inf where min_p leaves none.
+        bins: [draws, blocks, BINS] int32. Tokens of each bin; those that min_p leaves out are in the last one.
         stride: Elements between two rows of `logits`.
         vocabulary: Logits of a row.
         BLOCK: Logits of a block.
@@ -52,56 +52,45 @@ def weigh_blocks(logits, best, controls, totals, heights, stride, vocabulary, BL
     kept = there & (scaled >= tl.load(of + LEAST).to(tl.float64, bitcast=True))
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.store(totals + at, tl.sum(tl.where(kept, weight, 0), 0))
-    parts = tl.reshape(tl.where(kept, x, float("-inf")), (BLOCK // PARTS, PARTS))
-    tl.store(heights + at * PARTS + tl.arange(0, PARTS), tl.max(parts, 0))
+    counts = tl.histogram(tl.where(kept, _bin(scaled), BINS - 1), BINS)
+    tl.store(bins + at * BINS + tl.arange(0, BINS), counts)
 
 
 @triton.jit
 def bound_draws(
-    best, controls, totals, heights, bounds, counts, sums, blocks, vocabulary, PADDED_BLOCKS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    controls, totals, bins, bounds, counts, sums, blocks, PADDED_BLOCKS: tl.constexpr
 ):  # fmt: skip
-    """Finds bounds that no token of a draw is below. Grid: (draws,).
+    """Finds the last bin that a draw can have tokens of. Grid: (draws,).
 
     Args:
-        best: See `weigh_blocks`.
         controls: See `weigh_blocks`.
         totals: See `weigh_blocks`.
-        heights: See `weigh_blocks`.
-        bounds: [draws, 2] int64. Least weight; least logit, as an ordered integer.
+        bins: See `weigh_blocks`.
+        bounds: [draws] int32. The last bin.
         counts: [draws] int32. Tokens that are listed: none yet.
         sums: [draws] int64. Sum of all weights.
         blocks: Blocks of a row.
-        vocabulary: Logits of a row.
         PADDED_BLOCKS: A power of two not below `blocks`.
-        AT_ONCE: Parts that are looked at together.
     """
     draw = tl.program_id(0)
     of = controls + draw * COLUMNS
-    block = tl.arange(0, PADDED_BLOCKS)
+    block, number = tl.arange(0, PADDED_BLOCKS), tl.arange(0, BINS)
     total = tl.sum(tl.load(totals + draw * blocks + block, mask=block < blocks, other=0), 0)
+    at = bins + (draw * blocks + block)[:, None] * BINS + number[None, :]
+    count = tl.sum(tl.load(at, mask=(block < blocks)[:, None], other=0), 0)
     top_k = tl.load(of + TOP_K)
     top_p = tl.load(of + TOP_P).to(tl.float64, bitcast=True)
-    # What top_k leaves has at least the largest weight. Half of the bound, since it is rounded.
+    last = tl.full((), BINS - 1, tl.int32)
+    if top_k > 0:
+        # The bin of the k-th token: all bins before it have fewer.
+        last = tl.minimum(last, tl.sum((tl.cumsum(count, 0) < top_k).to(tl.int32), 0))
+    # No token of a bin is heavier than its upper edge. What top_k leaves has at least the largest weight.
     least_total = tl.where(top_k > 0, ONE + 0.0, total.to(tl.float64))
-    least = tl.maximum(0.5 * (1.0 - top_p) * least_total / vocabulary, 0.0)
-    parts = blocks * PARTS
-    low = tl.full((), -(2**31), tl.int64)
-    if (top_k > 0) & (top_k <= parts):
-        # Invariant: at least top_k parts are as high as `low`.
-        high = _ordered(tl.load(best + tl.load(of + ROW))) + 1
-        while high - low > 1:
-            middle = (low + high) >> 1
-            count = tl.zeros((), tl.int32)
-            for start in range(0, parts, AT_ONCE):
-                part = start + tl.arange(0, AT_ONCE)
-                height = tl.load(heights + draw * parts + part, mask=part < parts, other=float("-inf"))
-                count += tl.sum((_ordered(height) >= middle).to(tl.int32), 0)
-            enough = count >= top_k
-            low = tl.where(enough, middle, low)
-            high = tl.where(enough, high, middle)
-    tl.store(bounds + draw * 2, least.to(tl.int64))
-    tl.store(bounds + draw * 2 + 1, low)
+    most = count.to(tl.float64) * tl.exp(-number.to(tl.float64) / OF_ONE) * ONE
+    # Of the bins behind the last one all are cut off: together they have less than is cut off, with room for rounding.
+    behind = tl.cumsum(most, 0, reverse=True) - most
+    last = tl.minimum(last, tl.sum((behind >= 0.999 * (1.0 - top_p) * least_total).to(tl.int32), 0))
+    tl.store(bounds + draw, last)
     tl.store(counts + draw, 0)
     tl.store(sums + draw, total)
 
@@ -110,7 +99,7 @@ def bound_draws(
 def list_tokens(
     logits, best, controls, bounds, counts, listed, stride, vocabulary, BLOCK: tl.constexpr, LISTED: tl.constexpr
 ):  # fmt: skip
-    """Lists the tokens above a draw's bounds, in no order. Grid: (draws, blocks).
+    """Lists the tokens within a draw's bound, in no order. Grid: (draws, blocks).
 
     Args:
         logits: See `weigh_blocks`.
@@ -126,7 +115,7 @@ def list_tokens(
     """
     draw = tl.program_id(0)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    _, _, _, kept = _tokens(logits, best, controls + draw * COLUMNS, bounds + draw * 2, ids, ids < vocabulary, stride)
+    _, _, _, kept = _tokens(logits, best, controls + draw * COLUMNS, bounds + draw, ids, ids < vocabulary, stride)
     count = kept.to(tl.int32)
     own = tl.sum(count, 0)
     if own > 0:
@@ -156,7 +145,7 @@ def draw_listed(
         AT_ONCE: Tokens that are looked at together.
     """
     draw = tl.program_id(0)
-    of, bound = controls + draw * COLUMNS, bounds + draw * 2
+    of, bound = controls + draw * COLUMNS, bounds + draw
     count = tl.load(counts + draw)
     own = listed + draw * LISTED
     is_listed = count <= LISTED
@@ -165,7 +154,11 @@ def draw_listed(
     top_p = tl.load(of + TOP_P).to(tl.float64, bitcast=True)
     total = tl.load(sums + draw)
     highest = _ordered(tl.load(best + tl.load(of + ROW)))
-    cut = tl.load(bound + 1)
+    cut = highest
+    for start in range(0, size, AT_ONCE):
+        ids, there = _ids(own, start, size, is_listed, AT_ONCE)
+        value, _, _, kept = _tokens(logits, best, of, bound, ids, there, stride)
+        cut = tl.minimum(cut, tl.min(tl.where(kept, value, highest), 0))
     if top_k > 0:
         # The lowest value that fewer than top_k tokens are above.
         low, high = cut - 1, highest
@@ -245,13 +238,13 @@ def _ids(own, start, size, is_listed, AT_ONCE: tl.constexpr):
 
 @triton.jit
 def _tokens(logits, best, of, bound, ids, there, stride):
-    """Returns tokens' logits as ordered integers, weights, scaled logits, and whether each is above the bounds."""
+    """Returns tokens' logits as ordered integers, weights, scaled logits, and whether each is within the bound."""
     row = tl.load(of + ROW)
     x = tl.load(logits + row * stride + ids, mask=there, other=float("-inf"))
     scaled, weight = _weights(x, tl.load(best + row), of)
     value = _ordered(x)
     kept = there & (scaled >= tl.load(of + LEAST).to(tl.float64, bitcast=True))
-    return value, weight, scaled, kept & (weight >= tl.load(bound)) & (value >= tl.load(bound + 1))
+    return value, weight, scaled, kept & (_bin(scaled) <= tl.load(bound))
 
 
 @triton.jit
@@ -260,6 +253,12 @@ def _weights(x, best, of):
     temperature = tl.load(of + TEMPERATURE).to(tl.float64, bitcast=True)
     scaled = (x.to(tl.float64) - best.to(tl.float64)) / temperature
     return scaled, tl.where(scaled <= 0.0, tl.exp(scaled) * ONE, 0.0).to(tl.int64)
+
+
+@triton.jit
+def _bin(scaled):
+    """Returns the bin of scaled logits."""
+    return tl.minimum(-scaled * OF_ONE, BINS - 1.0).to(tl.int32)
 
 
 @triton.jit
@@ -299,14 +298,14 @@ def draw_from_top(
     tokens, places = into or (torch.empty(n, dtype=torch.int64, device=logits.device), np.arange(n))
     controls = on_device(logits, _columns(draws, places))
     best, blocks = logits.amax(-1) if best is None else best, triton.cdiv(vocabulary, BLOCK)
-    totals, sums, bounds = (controls.new_empty(shape) for shape in ((n, blocks), (n,), (n, 2)))
-    heights = logits.new_empty((n, blocks, PARTS.value))
-    counts, listed = (torch.empty(shape, dtype=torch.int32, device=logits.device) for shape in ((n,), (n, LISTED)))
-    padded, stride = triton.next_power_of_2(blocks), logits.stride(0)
-    weigh_blocks[(n, blocks)](logits, best, controls, totals, heights, stride, vocabulary, BLOCK=BLOCK, num_warps=8)
-    bound_draws[(n,)](
-        best, controls, totals, heights, bounds, counts, sums, blocks, vocabulary, PADDED_BLOCKS=padded, AT_ONCE=AT_ONCE
+    totals, sums = (controls.new_empty(shape) for shape in ((n, blocks), (n,)))
+    bins, bounds, counts, listed = (
+        torch.empty(shape, dtype=torch.int32, device=logits.device)
+        for shape in ((n, blocks, BINS.value), (n,), (n,), (n, LISTED))
     )
+    padded, stride = triton.next_power_of_2(blocks), logits.stride(0)
+    weigh_blocks[(n, blocks)](logits, best, controls, totals, bins, stride, vocabulary, BLOCK=BLOCK, num_warps=8)
+    bound_draws[(n,)](controls, totals, bins, bounds, counts, sums, blocks, PADDED_BLOCKS=padded, num_warps=8)
     list_tokens[(n, blocks)](
         logits, best, controls, bounds, counts, listed, stride, vocabulary, BLOCK=BLOCK, LISTED=LISTED, num_warps=8
     )
@@ -320,7 +319,7 @@ def draw_from_top(
 def scratch_bytes(draws: int, vocabulary: int) -> int:
     """Returns the bytes that so many draws from the top take beside the logits."""
     blocks = triton.cdiv(vocabulary, BLOCK)
-    return draws * (8 * (COLUMNS.value + blocks + 3) + 4 * (blocks * PARTS.value + LISTED + 2))
+    return draws * (8 * (COLUMNS.value + blocks + 1) + 4 * (blocks * BINS.value + LISTED + 2))
 
 
 def _columns(draws: Draws, places: Ints) -> Ints:

@@ -17,12 +17,13 @@ from cache_manager.layout import KVLayout
 from model.gpu.attention import attend_pieces, join_parts
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.cache_write import write_slots
-from model.gpu.draws import GpuOps, draw_blocks, join_draws, join_summaries, summarise_blocks
+from model.gpu.draws import GpuOps
 from model.gpu.group_linear import MOST_ROWS, GroupProduct
 from model.gpu.group_product import multiply_groups
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
 from model.gpu.recurrence import convolve_pieces, keep_windows, recur_tokens
 from model.gpu.rows import gate_rows, norm_rows, rotate_rows
+from model.gpu.sampler import draw_blocks, join_draws, join_summaries, summarise_blocks
 from model.layers import silu
 from model.recurrent import ConvolutionShape, ScanShape
 from model.rope import Rope, frequencies

@@ -166,18 +166,18 @@ def test_launches_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [name for name in others if "sort" in name or "cumsum" in name or "scatter" in name]
 
 
-def test_the_comparison_sees_a_bound_that_is_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_sees_a_bound_that_is_too_low(monkeypatch: pytest.MonkeyPatch) -> None:
     made = cutoff.bound_draws
 
-    class Higher:
+    class Lower:
         def __getitem__(self, grid: Any) -> Any:
             def launch(*arguments: Any, **constants: Any) -> None:
                 made[grid](*arguments, **constants)
-                arguments[4][:, 0] = 2**43
+                arguments[3].fill_(3)
 
             return launch
 
-    monkeypatch.setattr(cutoff, "bound_draws", Higher())
+    monkeypatch.setattr(cutoff, "bound_draws", Lower())
     with pytest.raises(AssertionError):
         check(logits_of(15, 300), draws_of(15, top_p=0.95))
 
