@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
@@ -17,6 +17,7 @@ from model.config import ModelConfig
 from model.decoder import Decoder
 from model.forward import Model
 from model.gpu.attention_backend import TritonAttention, why_not
+from model.gpu.compilations import Compilations
 from model.gpu.draws import GpuOps, prepare_draws, start_draws
 from model.gpu.float8_product import Float8Product, can_multiply
 from model.gpu.graphs import CudaRecorder, GraphDecoder, most_graph_tokens
@@ -49,15 +50,17 @@ class TritonBackend:
         kv_dtype: Type of the KV cache, as in `model.gpu.kv_pool.KVPool`.
         device: Device of the model.
         scratch: Room that the products of the model share.
+        compilations: What Triton compiles.
     """
 
     dtype: str
     kv_dtype: str
     device: torch.device
     scratch: Scratch
+    compilations: Compilations = field(default_factory=Compilations)
 
     def last_compiled(self) -> float:
-        return 0.0
+        return self.compilations.last
 
     @property
     def numerics(self) -> str:
@@ -128,7 +131,11 @@ class TritonBackend:
         if reason := why_no_graphs(made):
             log.info("steps are run launch by launch, not as CUDA graphs: %s", reason)
             return made
-        return GraphDecoder(made, cast(TritonAttention, attention), sizes, CudaRecorder())
+        model = GraphDecoder(made, cast(TritonAttention, attention), sizes, CudaRecorder())
+        log.info("%d kernels were compiled", self.compilations.count)
+        # All that a step can need was run by now: measured steps, graphs, draws.
+        self.compilations.expect_none()
+        return model
 
 
 def open_gpu_backend(
@@ -158,6 +165,7 @@ def open_gpu_backend(
         raise NoKernels("scores have a bias by distance (ALiBi)")
     on = torch.device(device)
     backend = TritonBackend(dtype, kv_dtype, on, Scratch(getattr(torch, dtype), on))
+    backend.compilations.watch()
     try:
         backend.attention(config, layout, 1)
     except Exception as error:  # Triton needs a C compiler, a cache directory, an assembler for the device

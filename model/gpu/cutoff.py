@@ -25,8 +25,8 @@ AT_ONCE = 2048
 BINS, OF_ONE = tl.constexpr(128), tl.constexpr(4.0)
 """Bins of weights, and those of one e: the last bin has all below e^-31.75 of the largest weight."""
 ONE = tl.constexpr(2.0**44)
-"""Weight of the largest logit. 2^18 tokens, more than any vocabulary has, together stay below 2^63."""
-MOST_VOCABULARY = 2**18
+"""Weight of the largest logit. So many tokens together stay below 2^63."""
+MOST_VOCABULARY = 2**19 - 1
 ROW, PLACE, KEY, TEMPERATURE, LEAST, TOP_K, TOP_P, COLUMNS = (tl.constexpr(i) for i in range(8))
 """Columns of controls: row of the logits, index in the result, key of the noise; float64 by their bits but top_k."""
 

@@ -2,24 +2,32 @@
 are not compiled again because a batch has another shape.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from triton import runtime
+from triton import knobs, runtime
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from bench.on_gpu.check_recurrence import random_recurrence
+from bench.on_gpu.mixtures import MixtureShape, by_kernels, random_mixture
 from cache_manager.layout import KVLayout
 from model.gpu.attention import attend_pieces, join_parts
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.cache_write import write_slots
+from model.gpu.compilations import Compilations
+from model.gpu.cutoff import bound_draws, draw_listed, list_tokens, weigh_blocks
 from model.gpu.draws import GpuOps
+from model.gpu.expert_choice import add_places, arrange_places, choose_experts, count_places
+from model.gpu.expert_product import multiply_experts
 from model.gpu.group_linear import MOST_ROWS, GroupProduct
 from model.gpu.group_product import multiply_groups
+from model.gpu.mixtures import silu_gated
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
 from model.gpu.recurrence import convolve_pieces, keep_windows, recur_tokens
 from model.gpu.rows import gate_rows, norm_rows, rotate_rows
@@ -77,6 +85,15 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], int]:
         gate_rows,
         norm_rows,
         rotate_rows,
+        choose_experts,
+        count_places,
+        arrange_places,
+        multiply_experts,
+        add_places,
+        weigh_blocks,
+        bound_draws,
+        list_tokens,
+        draw_listed,
         draw_blocks,
         join_draws,
         join_summaries,
@@ -115,6 +132,48 @@ def test_attention_is_compiled_once_for_each_kind(compiled: Callable[[Any], int]
     ):
         pool.step(slices)
     assert [compiled(kernel) for kernel in (write_slots, join_parts, attend_pieces)] == ready
+
+
+def test_a_compilation_is_told(
+    compiled: Callable[[Any], int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While there is one, the time of the last one is now: an engine that waits for it does not hang."""
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", None)
+    seen = list[float]()
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **_: seen.append(made.last) or False)
+    made = Compilations()
+    made.watch()
+    assert (made.last, made.count) == (0.0, 0)
+    began = time.monotonic()
+    silu_gated(torch.randn(3, 64))
+    assert made.count == len(seen) == compiled(gate_rows) == 1
+    assert began < made.last <= time.monotonic()
+    assert seen[0] > began, "the other hook runs while this is not over"
+    made.expect_none()
+    silu_gated(torch.randn(3, 64))
+    assert not caplog.records
+    silu_gated(torch.randn(3, 64, dtype=torch.bfloat16))
+    assert made.count == 2
+    assert "a step waited" in caplog.text
+    assert "gate_rows" in caplog.text
+
+
+def test_mixtures_are_compiled_once_for_each_size_of_tiles(compiled: Callable[[Any], int]) -> None:
+    shape = MixtureShape(16, 2, 64, 32)
+    made = by_kernels(random_mixture(CPU, shape, 0, torch.float16))
+    kernels = (choose_experts, count_places, arrange_places, multiply_experts, add_places)
+    for tokens in (1, 2, 60, 61, 150, 151, 300, 400):
+        made(torch.zeros((tokens, 64), dtype=torch.float16))
+    # Few, and more, and many rows; directly; of both products.
+    assert [compiled(kernel) for kernel in kernels] == [1, 1, 4, 10, 1]
+
+
+def test_draws_from_the_top_are_compiled_once(compiled: Callable[[Any], int]) -> None:
+    for rows in (1, 2, 17):
+        draws = replace(draws_of(list(range(rows)), 1.0), top_k=np.full(rows, 3))
+        GpuOps().draw_from_top(torch.zeros((rows, 9000)), draws)
+    for kernel in (weigh_blocks, bound_draws, list_tokens, draw_listed):
+        assert compiled(kernel) == 1, kernel
 
 
 def test_parts_and_sampler_are_compiled_once(compiled: Callable[[Any], int]) -> None:
