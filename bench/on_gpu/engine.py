@@ -1,6 +1,7 @@
 """Runs the engine like a server, without the frontend: events in, outputs of steps out, timed as they come."""
 
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -17,12 +18,10 @@ from bench.on_gpu.memory import free
 from model.settings import ModelSettings
 from rpc.engines.assembly import assemble
 from rpc.settings import EngineConfig
-from scheduler.controls import Controls
 from scheduler.events import Abort, EndReason, StepOutputs, Submit
 from scheduler.request import Request
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 
-GREEDY = Controls(0.0, 1.0, 0, 0.0, 0)
 PATIENCE = 120.0  # seconds until an engine without output counts as stuck
 
 
@@ -66,6 +65,21 @@ class EngineRun:
         return self.ended - self.began
 
 
+class Warnings(logging.Handler):
+    """Keeps warnings.
+
+    Attributes:
+        messages: Their texts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
 class TimedEngine:
     """A running engine; at the end of its context it is stopped, and its memory is free."""
 
@@ -80,6 +94,8 @@ class TimedEngine:
             sequences: Sequences that run at once.
             step: Most tokens of a step.
         """
+        self.warnings = Warnings()
+        logging.getLogger("quire").addHandler(self.warnings)
         self._outputs = queue.SimpleQueue[tuple[float, StepOutputs]]()
         config = EngineConfig(
             model=ModelSettings(str(directory), device=device, backend=backend, kv_cache_memory=kv_memory),
@@ -96,6 +112,7 @@ class TimedEngine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        logging.getLogger("quire").removeHandler(self.warnings)
         with contextlib.suppress(TimeoutError):  # an earlier exception says more
             self._engine.stop()
         for thread in threading.enumerate():
@@ -153,7 +170,7 @@ class TimedEngine:
         if chosen:
             sent += [time.perf_counter()] * len(chosen)
             self._engine.send(
-                [Submit(i, Request(np.array(one.prompt, np.int32), one.tokens, (), GREEDY)) for i, one in chosen]
+                [Submit(i, Request(np.array(one.prompt, np.int32), one.tokens, (), one.controls)) for i, one in chosen]
             )
 
     def _next(self) -> tuple[float, StepOutputs]:

@@ -13,7 +13,7 @@ import torch
 
 from bench.on_gpu.bench import Bench
 from bench.on_gpu.engine import EngineRun, TimedEngine
-from bench.on_gpu.loads import alike, mixed
+from bench.on_gpu.loads import alike, mixed, varied
 from bench.on_gpu.memory import free, free_device_bytes
 from bench.on_gpu.models import SHAPES, Costs, place_for, write_checkpoint
 from bench.on_gpu.report import PREFILL_GOAL, STEP_GOAL, Goal, Table, say
@@ -22,6 +22,7 @@ SPARE = 6 * 2**30  # bytes of device memory for other things than weights and KV
 SECONDS, SMALL_SECONDS = 80.0, 25.0  # to write, load and measure a model of 16 GB, and others
 A_ROW = 12.0  # seconds of the longest measurement of a large model
 ROOM = 128  # tokens of a sequence beyond its context, while others are prefilled and steps are timed
+VARIED_REQUESTS = 36  # with all kinds of controls, after which kernels that were compiled late are counted
 LARGE = 2**33  # bytes of weights from which the goals apply to a model
 
 
@@ -85,6 +86,7 @@ def one_model(bench: Bench, name: str, tables: dict[str, Table]) -> None:
             f"{time.perf_counter() - written:.1f} s; KV for {tokens:,} tokens."
         )
         say(tables["decode"].notes[-1])
+        ready = len(engine.warnings.messages)
         engine.run(alike(f"{name} warm", vocabulary, 2, min(sizes.prefills), 4))
         for batch in sizes.batches:
             case = f"{name}, {batch}"
@@ -96,6 +98,10 @@ def one_model(bench: Bench, name: str, tables: dict[str, Table]) -> None:
             case = f"{name}, {length:,}"
             row(bench, tables["prefill"], case, partial(prefill_row, bench, engine, name, length))
         row(bench, tables["mixed"], name, partial(mixed_row, bench, engine, name))
+        engine.run(varied(f"{name} varied", vocabulary, VARIED_REQUESTS, min(sizes.prefills)), VARIED_REQUESTS // 3)
+        warned = engine.warnings.messages[ready:]
+        tables["mixed"].notes.append(f"{name}: {'; '.join(warned) or 'no kernel was compiled'} after its load.")
+        say(tables["mixed"].notes[-1])
 
 
 def row(bench: Bench, table: Table, case: str, measured: Callable[[], dict[str, Any]]) -> None:
