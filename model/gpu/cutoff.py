@@ -3,9 +3,9 @@
 Weights of tokens are integers: e^scaled in float64, times 2^44, rounded down. So their sums do not depend on an order,
 and a cutoff that is found by bisection is the one that a sort would find, to the bit.
 
-First each block of a row counts its tokens by bins of weights. The counts bound what can be left: as many tokens as
-top_k are in the first bins, and tokens that together have less than (1 - top_p) of the sum are in the last ones. Tokens
-of the bins between are listed, hardly more than are left in the end. A program for each draw then bisects its list. A
+First each block of a row counts its tokens by bins of weights. The counts bound what can be left: the first bins with
+as many tokens as top_k; without top_k, all but the last bins, which together have less than (1 - top_p) of the sum.
+Tokens of these bins are listed, hardly more than are left in the end. A program for each draw then bisects its list. A
 row with more of them than a list has room for, as one of nearly equal logits, is read again each time.
 """
 
@@ -82,14 +82,15 @@ def bound_draws(
     top_p = tl.load(of + TOP_P).to(tl.float64, bitcast=True)
     last = tl.full((), BINS - 1, tl.int32)
     if top_k > 0:
-        # The bin of the k-th token: all bins before it have fewer.
+        # The bin of the k-th token: all bins before it have fewer. top_p needs the sum of all that top_k leaves.
         last = tl.minimum(last, tl.sum((tl.cumsum(count, 0) < top_k).to(tl.int32), 0))
-    # No token of a bin is heavier than its upper edge. What top_k leaves has at least the largest weight.
-    least_total = tl.where(top_k > 0, ONE + 0.0, total.to(tl.float64))
-    most = count.to(tl.float64) * tl.exp(-number.to(tl.float64) / OF_ONE) * ONE
-    # Of the bins behind the last one all are cut off: together they have less than is cut off, with room for rounding.
-    behind = tl.cumsum(most, 0, reverse=True) - most
-    last = tl.minimum(last, tl.sum((behind >= 0.999 * (1.0 - top_p) * least_total).to(tl.int32), 0))
+    else:
+        # No token of a bin is heavier than its upper edge. Of the bins behind the last one all are cut off: together
+        # they have less than is cut off, with room for rounding.
+        most = count.to(tl.float64) * tl.exp(-number.to(tl.float64) / OF_ONE) * ONE
+        behind = tl.cumsum(most, 0, reverse=True) - most
+        cut_off = 0.999 * (1.0 - top_p) * total.to(tl.float64)
+        last = tl.minimum(last, tl.sum((behind >= cut_off).to(tl.int32), 0))
     tl.store(bounds + draw, last)
     tl.store(counts + draw, 0)
     tl.store(sums + draw, total)
@@ -296,7 +297,7 @@ def draw_from_top(
     if vocabulary > MOST_VOCABULARY:
         raise ValueError(f"the vocabulary has {vocabulary} tokens, top_k and top_p work with {MOST_VOCABULARY}")
     tokens, places = into or (torch.empty(n, dtype=torch.int64, device=logits.device), np.arange(n))
-    controls = on_device(logits, _columns(draws, places))
+    controls = on_device(logits, _columns(draws, places, vocabulary))
     best, blocks = logits.amax(-1) if best is None else best, triton.cdiv(vocabulary, BLOCK)
     totals, sums = (controls.new_empty(shape) for shape in ((n, blocks), (n,)))
     bins, bounds, counts, listed = (
@@ -322,10 +323,11 @@ def scratch_bytes(draws: int, vocabulary: int) -> int:
     return draws * (8 * (COLUMNS.value + blocks + 1) + 4 * (blocks * BINS.value + LISTED + 2))
 
 
-def _columns(draws: Draws, places: Ints) -> Ints:
+def _columns(draws: Draws, places: Ints, vocabulary: int) -> Ints:
     """Returns controls as the kernels read them, [draws, COLUMNS] int64: one transfer."""
+    top_k = np.where(draws.top_k < vocabulary, draws.top_k, 0)  # all are left
     with np.errstate(divide="ignore"):
         least = np.log(draws.min_p)
     floats = (np.ascontiguousarray(column, np.float64).view(np.int64) for column in (draws.temperature, least))
     top_p = np.ascontiguousarray(draws.top_p, np.float64).view(np.int64)
-    return np.stack((draws.rows, places, draws.keys, *floats, draws.top_k, top_p), axis=1).astype(np.int64)
+    return np.stack((draws.rows, places, draws.keys, *floats, top_k, top_p), axis=1).astype(np.int64)

@@ -95,6 +95,13 @@ def test_more_tokens_than_a_list_has(controls: dict[str, Any], monkeypatch: pyte
     check(logits_of(3, 900, spread=0.3), draws_of(3, **controls))
 
 
+def test_the_sum_of_what_top_k_leaves_is_whole() -> None:
+    """What top_p cuts off of it counts as well: seen on an H200, where more examples are drawn."""
+    check(logits_of(2, 22, 1.0, 4), draws_of(2, 0.75, 18, 0.75, seed=4))
+    for top_k in (9, 18, 21, 22, 23):
+        check(logits_of(12, 22, 1.0, top_k), draws_of(12, 0.75, top_k, 0.75, seed=top_k))
+
+
 @settings(max_examples=20 if INTERPRETED else 300, deadline=None)
 @given(
     st.integers(1, 400), st.sampled_from([0.1, 1.0, 6.0]), st.floats(0.05, 5.0), st.integers(0, 60),
