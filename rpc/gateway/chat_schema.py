@@ -89,7 +89,7 @@ class Message(Strict):
     audio: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only()] = None
-    parsed: Annotated[Any, only()] = None
+    parsed: Any = None  # of openai's `parse`, in messages that it sends back: the content again
 
     @field_validator("content")
     @classmethod

@@ -185,6 +185,15 @@ def test_what_asks_for_nothing_is_taken() -> None:
     CompletionRequest.model_validate(PROMPT | {"suffix": "", "best_of": 2, "n": 2, "echo": None})
 
 
+def test_what_openais_helpers_have_parsed_comes_back_beside_its_text() -> None:
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    said = {"role": "assistant", "content": '{"a": 1}', "tool_calls": [{"id": "1", "function": function}]}
+    call = {"id": "1", "function": function | {"parsed_arguments": {"a": 1}}}
+    chats = ([*CHAT["messages"], said], [*CHAT["messages"], said | {"parsed": {"a": 1}, "tool_calls": [call]}])
+    plain, parsed = (chat_spec(ChatRequest.model_validate({"messages": messages})) for messages in chats)
+    assert parsed == plain
+
+
 @pytest.mark.parametrize(
     ("content", "param", "says"),
     [
