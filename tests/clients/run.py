@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rpc.paths import demo_directory
-from tests.support.chats import CHATML
+from tests.support.chats import TOOLED
 from tests.support.gateway import running_gateway
 from tests.support.server import clean_environment, running_server
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 INFERENCE = ROOT / "tests" / "support" / "inference_clients"
 ENVIRONMENTS = ROOT / "build" / "clients"
-MODEL = "quire-chat"
+MODEL, CONTEXT = "quire-chat", 4096
 INSTALL_SECONDS, RUN_SECONDS = 1800, 900
 LONGEST = 100  # characters of a reason
 
@@ -70,7 +70,10 @@ VLLM_IMPORTS = (
     "transformers", "uvloop", "xgrammar",
 )  # fmt: skip
 CLIENTS = (
-    Client("openai", "completions, chats, streams, models", "openai_client.py", ("openai",)),
+    Client("openai", "chats, parse, tools, responses, streams", "openai_client.py", ("openai",)),
+    Client("instructor", "TOOLS, JSON_SCHEMA, RESPONSES_TOOLS ...", "instructor_client.py", ("instructor",)),
+    Client("pydantic-ai-slim", "Agent: output, tools, run_stream", "pydantic_ai_client.py",
+           ("pydantic-ai-slim[openai]",)),
     Client("langchain-openai", "ChatOpenAI: invoke, stream, batch", "langchain_client.py", ("langchain-openai",)),
     Client("litellm", "completion, stream, overlong prompt", "litellm_client.py", ("litellm",)),
     Client("node-openai", "chats, streams, models", "node_openai.mjs", ("openai",)),
@@ -178,10 +181,12 @@ def run(client: Client, places: dict[str, str]) -> tuple[str, str, str]:
 
 
 def chat_model(folder: Path) -> Path:
-    """The demo model with a chat template."""
+    """The demo model with a chat template that offers tools, and with room for several turns of calls."""
     directory = folder / MODEL
     shutil.copytree(demo_directory(), directory)
-    (directory / "chat_template.jinja").write_text(CHATML)
+    (directory / "chat_template.jinja").write_text(TOOLED)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
     return directory
 
 
