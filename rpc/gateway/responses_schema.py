@@ -29,8 +29,9 @@ class TextPart(Strict):
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: str | None = None
     refusal: str | None = None
-    annotations: Any = None  # of answers that a client sends back, as the next one
+    annotations: Any = None  # of answers that a client sends back, as the next ones
     logprobs: Any = None
+    parsed: Any = None  # of openai's `parse`: the text again
 
     @model_validator(mode="after")
     def _says(self) -> "TextPart":
@@ -92,6 +93,7 @@ class CallItem(Strict):
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Any = None  # of openai's `parse`, in answers that a client sends back
     id: Any = None
     status: Any = None
 

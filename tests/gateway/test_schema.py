@@ -10,6 +10,7 @@ from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest
 from rpc.gateway.errors import ApiError, of_validation
 from rpc.gateway.parameters import chat_spec, completion_spec
+from rpc.gateway.responses_schema import read_responses
 from rpc.gateway.schema import CommonRequest
 from rpc.services.convert import spec_from
 
@@ -191,6 +192,14 @@ def test_what_openais_helpers_have_parsed_comes_back_beside_its_text() -> None:
     call = {"id": "1", "function": function | {"parsed_arguments": {"a": 1}}}
     chats = ([*CHAT["messages"], said], [*CHAT["messages"], said | {"parsed": {"a": 1}, "tool_calls": [call]}])
     plain, parsed = (chat_spec(ChatRequest.model_validate({"messages": messages})) for messages in chats)
+    assert parsed == plain
+    text = {"type": "output_text", "text": '{"a": 1}'}
+    item = {"type": "function_call", "call_id": "1"} | function
+    inputs = (
+        [{"role": "assistant", "content": [text]}, item],
+        [{"role": "assistant", "content": [text | {"parsed": {"a": 1}}]}, item | {"parsed_arguments": {"a": 1}}],
+    )
+    plain, parsed = (chat_spec(read_responses({"input": one})) for one in inputs)
     assert parsed == plain
 
 
