@@ -74,15 +74,15 @@ CLIENTS = (
     Client("instructor", "TOOLS, JSON_SCHEMA, RESPONSES_TOOLS ...", "instructor_client.py", ("instructor",)),
     Client("pydantic-ai-slim", "Agent: output, tools, run_stream", "pydantic_ai_client.py",
            ("pydantic-ai-slim[openai]",)),
-    Client("langchain-openai", "ChatOpenAI: invoke, stream, batch", "langchain_client.py", ("langchain-openai",)),
-    Client("litellm", "completion, stream, overlong prompt", "litellm_client.py", ("litellm",)),
-    Client("node-openai", "chats, streams, models", "node_openai.mjs", ("openai",)),
-    Client("ai-sdk", "generateText, streamText", "ai_sdk.mjs", ("ai", "@ai-sdk/openai-compatible")),
+    Client("langchain-openai", "with_structured_output, bind_tools", "langchain_client.py", ("langchain-openai",)),
+    Client("litellm", "completion, responses: formats, tools", "litellm_client.py", ("litellm",)),
+    Client("node-openai", "parse, stream, runTools, responses", "node_openai.mjs", ("openai", "zod")),
+    Client("ai-sdk", "text, objects, tools in steps", "ai_sdk.mjs", ("ai", "@ai-sdk/openai-compatible", "zod")),
     Client("guidellm", "run, streams", "guidellm_client.py", ("guidellm",), BENCHMARK, True),
     Client("aiperf", "profile, streamed chats", "aiperf_client.py", ("aiperf",), BENCHMARK),
-    Client("tritonclient-numpy1", "infer, stream, metadata", INFERENCE / "triton_sync.py",
+    Client("tritonclient-numpy1", "infer, stream, structured_outputs", INFERENCE / "triton_sync.py",
            ("tritonclient[grpc]", "numpy<2"), NATIVE),
-    Client("tritonclient-numpy2", "infer, stream, metadata", INFERENCE / "triton_sync.py",
+    Client("tritonclient-numpy2", "infer, stream, structured_outputs", INFERENCE / "triton_sync.py",
            ("tritonclient[grpc]", "numpy>=2"), NATIVE),
     Client("kserve", "InferenceGRPCClient", INFERENCE / "kserve_sdk.py", ("kserve>=0.21,<0.22",), NATIVE),
     Client("promtool", "check metrics of both", "promtool_client.py", (), ("{metrics}", "{root}/metrics"),
@@ -119,8 +119,8 @@ def runner(client: Client) -> list[str]:
             raise NotInstalled(f"{client.program} is not here")
         return [sys.executable]
     home = ENVIRONMENTS / client.name
-    made = home / ".made"
-    if not made.exists():
+    made, wanted = home / ".made", repr((client.packages, client.beside))
+    if not made.exists() or made.read_text() != wanted:
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
         if client.is_node:
@@ -137,7 +137,7 @@ def runner(client: Client) -> list[str]:
             if client.beside:
                 install([*pip, *client.beside], home)
             install([*pip, *(["--no-deps"] if client.beside else []), *client.packages], home)
-        made.touch()
+        made.write_text(wanted)
     return ["node"] if client.is_node else [str(home / "bin" / "python")]
 
 

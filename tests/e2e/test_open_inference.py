@@ -125,6 +125,8 @@ def test_tritonclient(server: RunningServer, channel: grpc.Channel) -> None:
     assert int(fail["count"]) == counts.fail.count + 7
     assert int(success["ns"]) > counts.success.ns + 10**6
     assert int(last["last_inference"]) > 10**12
+    status, message = seen["structured"]
+    assert (status, message.split()[0]) == ("StatusCode.INVALID_ARGUMENT", "structured_outputs.regex")
 
 
 def test_tritonclient_aio(server: RunningServer, channel: grpc.Channel) -> None:

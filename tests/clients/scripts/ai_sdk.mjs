@@ -1,13 +1,66 @@
 // node ai_sdk.mjs URL MODEL
 import assert from "node:assert";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { generateText, streamText } from "ai";
+import { generateObject, generateText, Output, stepCountIs, streamObject, streamText, tool } from "ai";
+import { z } from "zod";
 
 const [baseURL, name] = process.argv.slice(2);
-const provider = createOpenAICompatible({ name: "quire", baseURL, apiKey: "unused", includeUsage: true });
+const provider = createOpenAICompatible({
+  name: "quire", baseURL, apiKey: "unused", includeUsage: true, supportsStructuredOutputs: true,
+});
 const asked = { model: provider.chatModel(name), prompt: "Who are you?", maxOutputTokens: 8, temperature: 0, maxRetries: 0 };
 const whole = await generateText(asked);
 assert.ok(whole.usage.outputTokens <= 8);
 let text = "";
 for await (const part of streamText(asked).textStream) text += part;
 assert.strictEqual(text, whole.text);
+
+// Without the penalty the demo model indents each token of JSON by 40 spaces.
+const saying = { ...asked, maxOutputTokens: 600, temperature: 1, seed: 3, frequencyPenalty: 2 };
+const person = z.strictObject({ name: z.string().max(8), age: z.number().int().min(0).max(150), mood: z.enum(["glad", "sad"]) });
+const trip = z.strictObject({ host: person, guests: z.array(person).min(1).max(2), note: z.string().max(8).nullable() });
+const { object } = await generateObject({ ...saying, schema: trip });
+trip.parse(object);
+const streamed = streamObject({ ...saying, schema: trip });
+let parts = 0;
+for await (const part of streamed.partialObjectStream) parts += Number(part !== undefined);
+assert.ok(parts > 3);
+assert.deepStrictEqual(await streamed.object, object);
+assert.deepStrictEqual((await generateText({ ...saying, output: Output.object({ schema: trip }) })).output, object);
+
+const called = [];
+const tools = {
+  weather: tool({
+    description: "Tells the weather of a city.",
+    inputSchema: z.strictObject({ city: z.enum(["Oslo", "Rome"]), days: z.number().int().min(1).max(7) }),
+    execute: async ({ city, days }) => { called.push("weather"); return `${city}: ${days} mm`; },
+  }),
+  invite: tool({
+    description: "Invites a person.",
+    inputSchema: person,
+    strict: true,
+    execute: async (guest) => { called.push("invite"); return person.parse(guest); },
+  }),
+};
+// Each step names its tool, the last one none; the calls and their results go back in between.
+const order = ["weather", "invite"];
+const agent = {
+  ...saying, tools, stopWhen: stepCountIs(3),
+  prepareStep: ({ stepNumber }) => ({
+    toolChoice: order[stepNumber] ? { type: "tool", toolName: order[stepNumber] } : "none",
+    providerOptions: { openaiCompatible: { parallel_tool_calls: false }, quire: { parallel_tool_calls: false } },
+  }),
+};
+const done = await generateText(agent);
+assert.deepStrictEqual(called, order);
+assert.deepStrictEqual(done.steps.map((step) => step.finishReason).slice(0, 2), ["tool-calls", "tool-calls"]);
+const stream = streamText(agent);
+const kinds = new Set();
+for await (const part of stream.fullStream) {
+  assert.notStrictEqual(part.type, "error", String(part.error));
+  kinds.add(part.type);
+}
+for (const kind of ["tool-input-delta", "tool-call", "tool-result"]) assert.ok(kinds.has(kind), kind);
+assert.deepStrictEqual(called, [...order, ...order]);
+const required = await generateText({ ...saying, tools, toolChoice: "required" });
+assert.ok(required.toolCalls.length > 0 && required.toolCalls.every((call) => !call.invalid));

@@ -2,6 +2,7 @@
 
 import json
 import queue
+import re
 import sys
 
 import numpy as np
@@ -81,6 +82,41 @@ def cancelled(client, model):
             return error.status()
 
 
+def structured(client, model):
+    """Checks texts under constraints, in the tensor and in the request's parameters, whole and streamed.
+
+    Returns:
+        The refusal of a constraint that is none.
+    """
+    pattern = {"structured_outputs": {"regex": "[a-c]{9}"}, "max_tokens": 40}
+    choices = {"structured_outputs": json.dumps({"choice": ["yes", "no"]}), "max_tokens": 8, "n": 2}
+    properties = {"age": {"type": "integer", "minimum": 0, "maximum": 150}, "glad": {"type": "boolean"}}
+    closed = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    parameters = {"structured_outputs": json.dumps({"json": closed}), "max_tokens": 400}
+    short = {"exclude_input_in_output": True}
+    alone = [tensor("text_input", "KING:"), tensor("exclude_input_in_output", True)]
+    told, parts = queue.Queue(), []
+    client.start_stream(lambda result, error: told.put((result, error)))
+    client.async_stream_infer(model, prompt("KING:", pattern, stream=True), enable_empty_final_response=True)
+    while True:
+        result, error = told.get(timeout=60)
+        assert error is None, error
+        parts += shown(result)["text_output"]
+        if result.get_response().parameters["triton_final_response"].bool_param:
+            break
+    client.stop_stream()
+    texts = shown(client.infer(model, prompt("KING:", pattern, **short)))["text_output"]
+    for text in (*texts, "".join(parts)):
+        assert re.fullmatch("[a-c]{9}", text), text
+    texts = shown(client.infer(model, prompt("KING:", choices, **short)))["text_output"]
+    assert [text in ("yes", "no") for text in texts] == [True, True], texts
+    (text,) = shown(client.infer(model, alone, parameters=parameters))["text_output"]
+    answer = json.loads(text)
+    assert [*answer] == [*properties], text
+    assert 0 <= answer["age"] <= 150
+    return refusal(lambda: client.infer(model, prompt("KING:", {"structured_outputs": {"regex": "(a"}})))
+
+
 def main(address, model):
     with triton.InferenceServerClient(address) as client:
         config = client.get_model_config(model, as_json=True)["config"]
@@ -105,6 +141,7 @@ def main(address, model):
                 refusal(client.get_system_shared_memory_status),
             ],
             "statistics": client.get_inference_statistics(model, as_json=True)["model_stats"],
+            "structured": structured(client, model),
         }))  # fmt: skip
 
 
