@@ -1,5 +1,6 @@
 // node ai_sdk.mjs URL MODEL
 import assert from "node:assert";
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, Output, stepCountIs, streamObject, streamText, tool } from "ai";
 import { z } from "zod";
@@ -48,7 +49,7 @@ const agent = {
   ...saying, tools, stopWhen: stepCountIs(3),
   prepareStep: ({ stepNumber }) => ({
     toolChoice: order[stepNumber] ? { type: "tool", toolName: order[stepNumber] } : "none",
-    providerOptions: { openaiCompatible: { parallel_tool_calls: false }, quire: { parallel_tool_calls: false } },
+    providerOptions: { quire: { parallel_tool_calls: false } },
   }),
 };
 const done = await generateText(agent);
@@ -64,3 +65,19 @@ for (const kind of ["tool-input-delta", "tool-call", "tool-result"]) assert.ok(k
 assert.deepStrictEqual(called, [...order, ...order]);
 const required = await generateText({ ...saying, tools, toolChoice: "required" });
 assert.ok(required.toolCalls.length > 0 && required.toolCalls.every((call) => !call.invalid));
+
+// The provider of /v1/responses. Without store: false it refers to items by their ids, which a server has to store.
+const responding = {
+  model: createOpenAI({ baseURL, apiKey: "unused" }).responses(name), maxOutputTokens: 1200, temperature: 1, maxRetries: 0,
+  providerOptions: { openai: { store: false, parallelToolCalls: false } },
+};
+const messages = [{ role: "user", content: "Who are you?" }];
+const answer = await generateText({ ...responding, messages, output: Output.object({ schema: person }) });
+person.parse(answer.output);
+const turns = [...messages, ...answer.response.messages, ...messages];
+called.length = 0;
+const calling = { ...responding, messages: turns, tools: { invite: tools.invite }, stopWhen: stepCountIs(2) };
+const steps = streamText({ ...calling, prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber ? "none" : "required" }) });
+for await (const part of steps.fullStream) assert.notStrictEqual(part.type, "error", String(part.error));
+assert.deepStrictEqual(called, ["invite"]);
+assert.strictEqual((await steps.steps).length, 2);
