@@ -9,7 +9,8 @@ const [baseURL, name] = process.argv.slice(2);
 const provider = createOpenAICompatible({
   name: "quire", baseURL, apiKey: "unused", includeUsage: true, supportsStructuredOutputs: true,
 });
-const asked = { model: provider.chatModel(name), prompt: "Who are you?", maxOutputTokens: 8, temperature: 0, maxRetries: 0 };
+const plain = { model: provider.chatModel(name), prompt: "Who are you?", maxRetries: 0 };
+const asked = { ...plain, maxOutputTokens: 8, temperature: 0 };
 const whole = await generateText(asked);
 assert.ok(whole.usage.outputTokens <= 8);
 let text = "";
@@ -17,9 +18,11 @@ for await (const part of streamText(asked).textStream) text += part;
 assert.strictEqual(text, whole.text);
 
 // Without the penalty the demo model indents each token of JSON by 40 spaces.
-const saying = { ...asked, maxOutputTokens: 600, temperature: 1, seed: 3, frequencyPenalty: 2 };
-const person = z.strictObject({ name: z.string().max(8), age: z.number().int().min(0).max(150), mood: z.enum(["glad", "sad"]) });
-const trip = z.strictObject({ host: person, guests: z.array(person).min(1).max(2), note: z.string().max(8).nullable() });
+const saying = { ...plain, maxOutputTokens: 600, temperature: 1, seed: 3, frequencyPenalty: 2 };
+const age = z.number().int().min(0).max(150);
+const person = z.strictObject({ name: z.string().max(8), age, mood: z.enum(["glad", "sad"]) });
+const guests = z.array(person).min(1).max(2);
+const trip = z.strictObject({ host: person, guests, note: z.string().max(8).nullable() });
 const { object } = await generateObject({ ...saying, schema: trip });
 trip.parse(object);
 const streamed = streamObject({ ...saying, schema: trip });
@@ -68,7 +71,8 @@ assert.ok(required.toolCalls.length > 0 && required.toolCalls.every((call) => !c
 
 // The provider of /v1/responses. Without store: false it refers to items by their ids, which a server has to store.
 const responding = {
-  model: createOpenAI({ baseURL, apiKey: "unused" }).responses(name), maxOutputTokens: 1200, temperature: 1, maxRetries: 0,
+  model: createOpenAI({ baseURL, apiKey: "unused" }).responses(name),
+  maxOutputTokens: 1200, temperature: 1, maxRetries: 0,
   providerOptions: { openai: { store: false, parallelToolCalls: false } },
 };
 const messages = [{ role: "user", content: "Who are you?" }];
@@ -77,7 +81,8 @@ person.parse(answer.output);
 const turns = [...messages, ...answer.response.messages, ...messages];
 called.length = 0;
 const calling = { ...responding, messages: turns, tools: { invite: tools.invite }, stopWhen: stepCountIs(2) };
-const steps = streamText({ ...calling, prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber ? "none" : "required" }) });
+const prepareStep = ({ stepNumber }) => ({ toolChoice: stepNumber ? "none" : "required" });
+const steps = streamText({ ...calling, prepareStep });
 for await (const part of steps.fullStream) assert.notStrictEqual(part.type, "error", String(part.error));
 assert.deepStrictEqual(called, ["invite"]);
 assert.strictEqual((await steps.steps).length, 2);

@@ -18,8 +18,10 @@ assert.strictEqual(text, whole.choices[0].message.content);
 
 // Without the penalty the demo model indents each token of JSON by 40 spaces.
 const saying = { model, messages, max_completion_tokens: 600, temperature: 1, seed: 3, frequency_penalty: 2 };
-const person = z.strictObject({ name: z.string().max(8), age: z.number().int().min(0).max(150), mood: z.enum(["glad", "sad"]) });
-const trip = z.strictObject({ host: person, guests: z.array(person).min(1).max(2), note: z.string().max(8).nullable() });
+const age = z.number().int().min(0).max(150);
+const person = z.strictObject({ name: z.string().max(8), age, mood: z.enum(["glad", "sad"]) });
+const guests = z.array(person).min(1).max(2);
+const trip = z.strictObject({ host: person, guests, note: z.string().max(8).nullable() });
 const response_format = zodResponseFormat(trip, "trip");
 const parsed = (await client.chat.completions.parse({ ...saying, response_format })).choices[0].message;
 trip.parse(parsed.parsed);
@@ -41,7 +43,8 @@ const once = { type: "function", function: { name: "invite" } };
 await client.chat.completions.runTools({ ...offered, tool_choice: once }).done();
 assert.strictEqual(called.length, 1);
 
-const responding = { model, input: "Who are you?", temperature: 1, max_output_tokens: 1200, seed: 3, repetition_penalty: 1.5 };
+const own = { seed: 3, repetition_penalty: 1.5 };
+const responding = { model, input: "Who are you?", temperature: 1, max_output_tokens: 1200, ...own };
 const answer = await client.responses.parse({ ...responding, text: { format: zodTextFormat(person, "person") } });
 person.parse(answer.output_parsed);
 const flat = { type: "function", name: "invite", parameters: z.toJSONSchema(person), strict: true };
