@@ -56,6 +56,8 @@ def names_of(asked: CommonRequest, position: int = 0) -> dict[str, str]:
         own["output.top_logprobs"] = "prompt_logprobs"
     if isinstance(asked, CompletionRequest) and len(asked.prompt) > 1:
         own["text"] = own["token_ids"] = f"prompt[{position}]"
+    if isinstance(asked, ChatRequest):  # positions differ where tool_choice leaves some tools out
+        own |= {f"chat.tools[{i}]": f"tools[{at}]" for i, at in enumerate(asked.offered) if i != at}
     for name, constraint in asked.constraints.items():
         own[f"structured_output.{constraint.WhichOneof('constraint')}"] = own["structured_output"] = name
     return {theirs: ours for ours, theirs in SAME.items()} | OTHERS | own | dict(asked.own_names)

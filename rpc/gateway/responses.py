@@ -10,7 +10,7 @@ from rpc.gateway.chat import ChatResponse
 from rpc.gateway.errors import ApiError
 from rpc.gateway.logprobs import as_json
 from rpc.gateway.output_items import Event, OutputItems
-from rpc.gateway.responses_schema import ResponsesChat, ToolName
+from rpc.gateway.responses_schema import ResponsesChat
 from rpc.gateway.served import ServedModels
 
 ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "user", "safety_identifier", "prompt_cache_key")
@@ -59,7 +59,7 @@ class ModelResponse(ChatResponse):
             "reasoning": {"effort": asked.reasoning.effort if asked.reasoning else None, "summary": None},
             "store": False,
             "text": {"format": {"type": "text"} if text is None else text.model_dump(by_alias=True, exclude_none=True)},
-            "tool_choice": choice.model_dump() if isinstance(choice, ToolName) else choice or "auto",
+            "tool_choice": choice or "auto" if choice is None or isinstance(choice, str) else choice.model_dump(),
             "tools": [tool.model_dump() for tool in asked.tools or ()],
             "truncation": "disabled",
             "usage": None if finish is None else self._usage(),

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from rpc.gateway.chat_schema import MOST_MESSAGES, ChatRequest
 from rpc.gateway.errors import ApiError
 from rpc.gateway.fields import MOST_KEYS, Strict, Uint32, among, only
-from rpc.gateway.tools import MOST_TOOLS
+from rpc.gateway.tools import MOST_TOOLS, choice_kind
 
 MOST_PARTS = 2**12
 
@@ -184,6 +184,14 @@ class ToolName(Strict):
     name: str
 
 
+class AllowedToolNames(Strict):
+    """The only tools that are offered. mode: whether one of them is called, or may be."""
+
+    type: Annotated[str, among("allowed_tools")]
+    mode: Annotated[str, among("auto", "required")]
+    tools: Annotated[list[ToolName], Field(fail_fast=True, min_length=1, max_length=MOST_TOOLS)]
+
+
 class TextFormat(Strict):
     """Form of the answer."""
 
@@ -233,7 +241,15 @@ class ResponsesRequest(Strict):
     top_p: float | None = None
     stream: bool | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
-    tool_choice: Annotated[str, among("auto", "none", "required")] | ToolName | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Annotated[str, among("auto", "none", "required")], Tag("a word")]
+            | Annotated[ToolName, Tag("a tool")]
+            | Annotated[AllowedToolNames, Tag("allowed tools")],
+            Discriminator(choice_kind),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -336,6 +352,16 @@ class ResponsesChat(ChatRequest):
         return NAMES
 
 
+def _chat_choice(choice: str | ToolName | AllowedToolNames | None) -> Any:
+    """Returns a tool_choice as a chat has it."""
+    if isinstance(choice, ToolName):
+        return {"type": "function", "function": {"name": choice.name}}
+    if isinstance(choice, AllowedToolNames):
+        allowed = {"mode": choice.mode, "tools": [_chat_choice(tool) for tool in choice.tools]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice
+
+
 def read_responses(value: object) -> ResponsesChat:
     """Reads a body. Raises ValidationError, ApiError."""
     asked = ResponsesRequest.model_validate(value)
@@ -343,10 +369,7 @@ def read_responses(value: object) -> ResponsesChat:
     body |= {"messages": asked.messages(), "max_completion_tokens": asked.max_output_tokens}
     if asked.tools:
         body["tools"] = [tool.chat_tool() for tool in asked.tools]
-        choice = asked.tool_choice
-        body["tool_choice"] = (
-            {"type": "function", "function": {"name": choice.name}} if isinstance(choice, ToolName) else choice
-        )
+        body["tool_choice"] = _chat_choice(asked.tool_choice)
     if asked.text is not None and asked.text.format is not None:
         body["response_format"] = asked.text.format.chat_format()
     if asked.reasoning is not None:

@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.gateway.errors import ApiError
@@ -53,6 +53,28 @@ class NamedTool(Strict):
     function: FunctionName
 
 
+class AllowedNames(Strict):
+    """Some of the tools. mode: whether one of them is called, or may be."""
+
+    mode: Annotated[str, among("auto", "required")]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1, max_length=MOST_TOOLS)]
+
+
+class AllowedTools(Strict):
+    """The only tools that are offered; `tools` may have others, so that a client sends the same ones in each turn."""
+
+    type: Annotated[str, among("allowed_tools")]
+    allowed_tools: AllowedNames
+
+
+def choice_kind(value: Any) -> str:
+    """Returns pydantic's tag of a tool_choice. Tags that are no identifiers are left out of errors' paths."""
+    if not isinstance(value, dict | Strict):
+        return "a word"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "allowed tools" if kind == "allowed_tools" else "a tool"
+
+
 class CalledFunction(Strict):
     """A function that was called. arguments: JSON."""
 
@@ -87,7 +109,15 @@ class Tooled(Strict):
     """Fields of chats about tools and reasoning. None is unset, as null is."""
 
     tools: Annotated[list[ToolField], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
-    tool_choice: Annotated[str, among(*CHOICES)] | NamedTool | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Annotated[str, among(*CHOICES)], Tag("a word")]
+            | Annotated[NamedTool, Tag("a tool")]
+            | Annotated[AllowedTools, Tag("allowed tools")],
+            Discriminator(choice_kind),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningField | None = None
 
@@ -99,7 +129,22 @@ class Tooled(Strict):
     def _with_tools(self) -> "Tooled":
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ApiError(400, "tool_choice goes with tools alone", "tool_choice")
+        unknown = self._allowed - {tool.function.name for tool in self.tools or ()}
+        if unknown:
+            raise ApiError(400, f"tool_choice names a tool that there is not: {min(unknown)!r:.99}", "tool_choice")
         return self
+
+    @property
+    def _allowed(self) -> set[str]:
+        """Names that `allowed_tools` has."""
+        choice = self.tool_choice
+        return {one.function.name for one in choice.allowed_tools.tools} if isinstance(choice, AllowedTools) else set()
+
+    @property
+    def offered(self) -> list[int]:
+        """Positions of the tools that the model is told of."""
+        tools = self.tools or ()
+        return [i for i, tool in enumerate(tools) if not self._allowed or tool.function.name in self._allowed]
 
     @property
     def shows_reasoning(self) -> bool:
@@ -116,9 +161,11 @@ class Tooled(Strict):
 
     def add_tools(self, chat: pb.Chat) -> None:
         """Adds the tools to a conversation."""
-        chat.tools.extend(tool.message() for tool in self.tools or ())
+        chat.tools.extend((self.tools or [])[i].message() for i in self.offered)
         if isinstance(self.tool_choice, NamedTool):
             chat.tool_choice, chat.tool_name = pb.TOOL_CHOICE_REQUIRED, self.tool_choice.function.name
+        elif isinstance(self.tool_choice, AllowedTools):
+            chat.tool_choice = CHOICES[self.tool_choice.allowed_tools.mode]
         elif self.tool_choice is not None:
             chat.tool_choice = CHOICES[self.tool_choice]
         if self.parallel_tool_calls is not None:

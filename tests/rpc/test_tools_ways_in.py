@@ -12,6 +12,7 @@ from rpc.frontend.errors import RequestFailed
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.errors import ApiError, of_validation, translated
 from rpc.gateway.parameters import chat_spec, names_of
+from rpc.gateway.responses_schema import read_responses
 from rpc.offline.prompts import read_conversation, read_tools
 from rpc.services.convert import spec_from
 from scheduler.invalid import InvalidRequest
@@ -86,6 +87,50 @@ def test_the_gateway_refuses_other_forms(body: dict[str, Any]) -> None:
     error = refused.value if isinstance(refused.value, ApiError) else of_validation(refused.value)  # type: ignore[arg-type]
     assert error.status == 400
     assert error.param
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_are_the_only_ones_that_are_offered(mode: str) -> None:
+    names = [one["function"]["name"] for one in OPENAIS]
+    named = [{"type": "function", "function": {"name": names[-1]}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+    chat = {"messages": [{"role": "user", "content": "a"}], "tools": OPENAIS, "tool_choice": choice}
+    flat = [{"type": "function", **one["function"]} for one in OPENAIS]
+    own = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": names[-1]}]}
+    for asked in (
+        ChatRequest.model_validate(chat),
+        read_responses({"input": "a", "tools": flat, "tool_choice": own}),
+    ):
+        use = chat_of(spec_from(chat_spec(asked))).tool_use
+        assert use is not None
+        assert [tool.name for tool in use.tools] == names[-1:]
+        assert use.choice is Choice(mode)
+        # An error has the position among the client's own tools.
+        assert f"tools[{len(names) - 1}]" in str(translated("chat.tools[0].parameters", names_of(asked)))
+    named[0]["function"] = {"name": "nobody"}
+    with pytest.raises(ApiError, match="'nobody'") as refused:
+        ChatRequest.model_validate(chat)
+    assert refused.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    ("choice", "param", "says"),
+    [
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "all", "tools": []}}, "allowed_tools.mode", "'auto'"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, "allowed_tools.tools", "at least"),
+        ({"type": "function", "name": "two"}, "function", "Missing"),
+        ({"type": "tool"}, "type", "'function'"),
+        (3, "", "a valid string"),
+    ],
+)
+def test_a_wrong_choice_is_said(choice: Any, param: str, says: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ChatRequest.model_validate(
+            {"messages": [{"role": "user", "content": "a"}], "tools": OPENAIS, "tool_choice": choice}
+        )
+    error = of_validation(refused.value)
+    assert error.param == ".".join(filter(None, ("tool_choice", param)))
+    assert says in error.message
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ BOUNDED = {"usage_limits": UsageLimits(request_limit=6)}
 
 
 def settings(context):
-    """Names the tool of each step: the model would choose at random, and maybe never end."""
-    step = ["weather", "invite", "answer"][min(context.run_step, 3) - 1]
-    return {"tool_choice": [step], "parallel_tool_calls": False}
+    """Names the tools of each step: the model would choose at random, and maybe never end."""
+    step = [["weather"], ["weather", "invite"], ["answer"]][min(context.run_step, 3) - 1]
+    return {"tool_choice": step, "parallel_tool_calls": False}
 
 
 def agent_of(model_used, output):
@@ -48,13 +48,14 @@ async def tools():
         agent, called = agent_of(used, ToolOutput(output, name="answer"))
         done = await agent.run("Who goes where?", model_settings=settings, **BOUNDED)
         assert isinstance(done.output, output)
-        assert [type(one) for one in called] == [Weather, Person]
+        kinds = [type(one) for one in called]
+        assert kinds in ([Weather, Weather], [Weather, Person])
         called.clear()
         async with agent.run_stream("Who goes where?", model_settings=settings, **BOUNDED) as stream:
             parts = [part async for part in stream.stream_output(debounce_by=None)]
         assert len(parts) > 3
         assert parts[-1] == done.output
-        assert [type(one) for one in called] == [Weather, Person]
+        assert [type(one) for one in called] == kinds
         # The turns with calls and results go on.
         more = await agent.run("And then?", message_history=done.all_messages(), model_settings=settings, **BOUNDED)
         assert isinstance(more.output, output)
