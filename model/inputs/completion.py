@@ -6,7 +6,7 @@ write. So the completion is a short one, not always the shortest.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,6 +48,10 @@ class Completions:
         self._quote = single.get(ord('"'), -1)
         self._spaces = frozenset(single[byte] for byte in SPACES if byte in single)
         self._tokens: NDArray[np.int64] = np.array([single[byte] for byte in order if byte in single], np.int64)
+
+    def text(self, tokens: Sequence[int]) -> bytes:
+        """Returns the bytes of tokens."""
+        return self._vocabulary.decode_bytes([*tokens])
 
     def find(self, matcher: "LLMatcher", room: int = 0) -> list[int] | None:
         """Returns tokens that complete an output, [] for one that is complete; None where none are found in time.

@@ -18,6 +18,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
+from model.inputs.chat_output.formats import ReasoningFormat
 from model.inputs.chat_output.grammar import OutputGrammar
 from model.inputs.chat_output.grammar_form import OUTPUT, OutputForm
 from model.inputs.completion import Completions
@@ -60,9 +61,36 @@ def completions_of(special: int) -> Completions:
     return Completions(tokenizer_of(special), SEARCH_SECONDS, WIDE, WIDE)
 
 
-def short_output(matcher: LLMatcher, marks: list[str]) -> dict[str, str]:
-    """Returns a short output, with marks in place of special tokens, and whether it is the shortest."""
-    path, sure = completions_of(len(marks)).shortest(matcher)
+def encoded(text: str, marks: list[str]) -> list[int]:
+    """Returns the tokens of a marked text."""
+    parts = ([FIRST_SPECIAL + marks.index(char)] if char in marks else [*char.encode()] for char in text)
+    return [token for part in parts for token in part]
+
+
+def short_output(
+    matcher: LLMatcher, marks: list[str], reasoning: ReasoningFormat | None, thinks: bool
+) -> dict[str, str]:
+    """Returns a short output, with marks in place of special tokens, and whether it is the shortest.
+
+    No search would find the end of reasoning, within which any text may follow. So the shortest reasoning is put first,
+    where there has to be some, or where no output without it is found.
+
+    Args:
+        matcher: The constraint at the start of the output.
+        marks: Marks of special tokens.
+        reasoning: Form of reasoning; None for none.
+        thinks: The output begins within the reasoning.
+    """
+    completions, path, sure = completions_of(len(marks)), None, False
+    if reasoning is None or not thinks:
+        path, sure = completions.shortest(matcher)
+    if path is None and reasoning is not None:
+        first = encoded(("" if thinks else reasoning.begin) + reasoning.end.strip(), marks)
+        behind = matcher.deep_copy()
+        rest = None
+        if behind.try_consume_tokens(first) == len(first):
+            rest, sure = completions.shortest(behind)
+        path, sure = None if rest is None else first + rest, sure and thinks
     if path is None:
         return {}
     runs = groupby(path, key=lambda token: token >= FIRST_SPECIAL)
@@ -87,10 +115,11 @@ def answer_to(line: str) -> dict[str, str]:
             form = OutputForm.of_text(asked["text"])
             made, matcher = output_grammar(form)
             grammar, marks = made.text(form.ids), list(form.ids)
+            short = short_output(matcher, marks, form.reasoning, form.thinks)
         else:
             grammar, marks = grammar_of(asked["kind"], asked["text"]), []
             matcher = try_grammar(grammar, tokenizer_of(0))
-        short = short_output(matcher, marks)
+            short = short_output(matcher, marks, None, False)
         if asked["kind"] == CHOICE:
             short = {"short": min(json.loads(asked["text"]), key=len), "sure": "1"}
     except GrammarRefused as refused:

@@ -5,10 +5,14 @@ the output behind it has a completion that fits too. Else the completion's next 
 can be completed within its tokens is complete at the end. It is not where a completion is so long that none fits when
 it is first looked for, or where none is found in the time of a search.
 
+Within reasoning any text may follow, so that no search would find its end. A completion there begins with the tokens of
+that end.
+
 What is kept depends on the output alone, so that it is the same after a preemption and on another engine; only a search
 that runs out of time may find more elsewhere.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,15 +28,18 @@ ANY = 2**31  # tokens
 class Closing:
     """Closes one output."""
 
-    def __init__(self, completions: "Completions", most: int, shortest: int) -> None:
+    def __init__(self, completions: "Completions", most: int, shortest: int, reasoning_end: Sequence[int] = ()) -> None:
         """Makes it at the start of an output.
 
         Args:
             completions: Finds completions.
             most: Tokens that the output may have.
             shortest: Tokens of a short output.
+            reasoning_end: Tokens that end the reasoning, which may come first; () where there is none.
         """
         self._completions, self._most, self._longest = completions, most, shortest
+        self._end, self._end_text = [*reasoning_end], completions.text(reasoning_end)
+        self._tail = b""  # of the output, while its reasoning is not over
         self._position = 0  # of the next draw
         self._offset = 0  # of the positions at which completions are looked at, so that not all rows do in one step
         self._given_up = False
@@ -83,8 +90,9 @@ class Closing:
                 self._path = behind if known else self._path_behind(matcher, path, token, left - 1)
                 self._given_up = self._path is None
         elif not self._given_up and (self._position + self._offset) % EVERY == 0:
-            path = self._completions.find(matcher, ANY)
+            path = self._find(matcher, ANY)
             self._longest = max(self._longest, len(path or ()))
+        self._watch_reasoning(token)
         if not self._position:
             self._offset = token % EVERY
         self._next = None
@@ -93,7 +101,7 @@ class Closing:
     def _path_here(self, matcher: "LLMatcher", left: int) -> list[int] | None:
         """Returns a completion that fits; None where none is found, and from then on."""
         if self._path is None:
-            self._path = self._completions.find(matcher, left)
+            self._path = self._find(matcher, left)
         self._given_up = self._path is None or len(self._path) > left
         return None if self._given_up else self._path
 
@@ -116,4 +124,23 @@ class Closing:
         completed = behind.deep_copy()
         if completed.try_consume_tokens(path) == len(path) and completed.is_accepting():
             return path
-        return self._completions.find(behind, room)
+        return self._find(behind, room)
+
+    def _find(self, matcher: "LLMatcher", room: int) -> list[int] | None:
+        """Returns a completion; None where none is found. room: tokens that it may have."""
+        if self._end and not matcher.is_accepting():
+            behind = matcher.deep_copy()
+            # Where a text may go on as before, it is not the reasoning that has the end's letters in it.
+            ends = behind.try_consume_tokens(self._end) == len(self._end)
+            if ends and behind.compute_bitmask() != matcher.compute_bitmask():
+                rest = self._completions.find(behind, room - len(self._end))
+                return None if rest is None else [*self._end, *rest]
+        return self._completions.find(matcher, room)
+
+    def _watch_reasoning(self, token: int) -> None:
+        """Looks for the end of the reasoning, behind which there is no other."""
+        if self._end:
+            self._tail += self._completions.text([token])
+            if self._end_text in self._tail:
+                self._end = []
+            self._tail = self._tail[-len(self._end_text) :]

@@ -52,7 +52,7 @@ class GrammarMask:
         try:
             matcher, closing = store.matcher(params.grammar, params.grammar_salt), None
             if params.grammar_tokens:
-                closing = Closing(store.completions, params.grammar_tokens, params.grammar_short)
+                closing = Closing(store.completions, params.grammar_tokens, params.grammar_short, params.reasoning_end)
             return cls(matcher, store.words, closing)
         except RequestFault as fault:
             return cls(fault)

@@ -128,7 +128,7 @@ class Outputs:
         return sum(1 if part in self.form.marks.ids else len(tokenizer.encode(part, False)) for part in parts)
 
     def reasoning(self, spec: Spec, end: str, tokenizer: Tokenizer) -> dict[str, object]:
-        """Returns the fields of `LogitsParams` that bound the reasoning.
+        """Returns the fields of `LogitsParams` that bound the reasoning, or that only say how it ends.
 
         Args:
             spec: The request.
@@ -139,9 +139,14 @@ class Outputs:
             InvalidRequest: The tokenizer cannot write the markers.
         """
         form = self.form.reasoning
-        if spec.reasoning_tokens is None or form is None:
+        if form is None or not isinstance(spec.prompt, Chat):
             return {}
         begin, stop = (tokenizer.encode(self.form.literal(text).strip(), False) for text in (form.begin, form.end))
+        if spec.reasoning_tokens is None:
+            # A constrained answer behind it has to be closed in time all the same. Letters of an end that is no special
+            # token may stand in any answer, so they are an end only where the output surely begins with reasoning.
+            known = self._thinks(spec, end) or (len(stop) == 1 and self.form.may_reason(end))
+            return {"reasoning_end": tuple(stop)} if known and self._constraint(spec, end) is not None else {}
         name, most = "reasoning.max_tokens", spec.reasoning_tokens
         require(begin and stop, name, most, "the model's tokenizer has no tokens for the markers of reasoning")
         return {

@@ -173,6 +173,30 @@ def test_reasoning_stands_apart_and_is_bounded(gateway: RunningGateway, server: 
         assert "".join(delta.text for delta in deltas).strip() == text.strip()
 
 
+@pytest.mark.parametrize("budget", [None, 5])
+def test_calls_and_answers_behind_reasoning_are_closed_in_time(gateway: RunningGateway, budget: int | None) -> None:
+    """The random model would neither end its reasoning nor its texts."""
+    texts = {"type": "object", "properties": {"said": {"type": "string"}}, "required": ["said"],
+             "additionalProperties": False}  # fmt: skip
+    extra = {"chat_template_kwargs": {"enable_thinking": True}} | ({"thinking_token_budget": budget} if budget else {})
+    tool = {"type": "function", "function": {"name": "say", "parameters": texts}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": texts}}
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": ASK,
+        "temperature": 1.0,
+        "max_tokens": 200,
+        "extra_body": extra,
+    }
+    with gateway.client() as client:
+        for seed in (1, 2):
+            call = client.chat.completions.create(tools=[tool], tool_choice="required", seed=seed, **asked).choices[0]
+            for made in call.message.tool_calls or [None]:
+                jsonschema.validate(json.loads(made.function.arguments), texts)
+            answer = client.chat.completions.create(response_format=form, seed=seed, **asked).choices[0]
+            jsonschema.validate(json.loads(answer.message.content), texts)
+
+
 def kill_running(server: RunningServer) -> bool:
     """Kills the engine that has the only request. Returns whether one had it still."""
     with grpc.insecure_channel(server.admin) as channel:
