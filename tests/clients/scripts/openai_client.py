@@ -41,7 +41,7 @@ def parsed_answers():
 
 
 def tools():
-    """Returns nothing; calls are parsed whole and streamed, and their results go back."""
+    """Calls are parsed whole and streamed, and their results go back."""
     offered = [openai.pydantic_function_tool(Weather), openai.pydantic_function_tool(Trip, name="book")]
     asked = {"model": model, "tools": offered, **SAYING}
     for choice in ("required", {"type": "function", "function": {"name": "book"}}):
@@ -86,6 +86,27 @@ def chunks_of_calls():
         (Trip if call["name"] == "book" else Weather).model_validate_json(call["arguments"])
 
 
+def reasoning():
+    """Reasoning stands apart, is bounded, and goes back; what is behind it keeps its form."""
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 5}
+    asked = {"model": model, "extra_body": thinking, **SAYING}
+    answer = client.chat.completions.parse(messages=QUESTION, response_format=Trip, **asked)
+    message = answer.choices[0].message
+    assert isinstance(message.parsed, Trip)
+    assert message.reasoning_content
+    assert answer.usage.completion_tokens_details.reasoning_tokens >= 5
+    again = client.chat.completions.create(messages=[*QUESTION, message, *QUESTION], stream=True, **asked)
+    deltas = [part.choices[0].delta for part in again if part.choices]
+    assert any(getattr(delta, "reasoning_content", None) for delta in deltas)
+
+    more = {"chat_template_kwargs": thinking["chat_template_kwargs"], "reasoning": {"max_tokens": 5}}
+    asked = {"model": model, **RESPONDING, "extra_body": {**RESPONDING["extra_body"], **more}}
+    first = client.responses.parse(input="Who goes where?", text_format=Person, **asked)
+    assert [item.type for item in first.output] == ["reasoning", "message"]
+    turns = [{"role": "user", "content": "Who?"}, *first.output, {"role": "user", "content": "And then?"}]
+    assert isinstance(client.responses.parse(input=turns, text_format=Person, **asked).output_parsed, Person)
+
+
 def responses():
     asked = {"model": model, **RESPONDING}
     question = "Who goes where?"
@@ -128,4 +149,5 @@ texts()
 parsed_answers()
 tools()
 chunks_of_calls()
+reasoning()
 responses()
