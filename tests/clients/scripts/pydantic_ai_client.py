@@ -53,8 +53,7 @@ async def tools():
         called.clear()
         async with agent.run_stream("Who goes where?", model_settings=settings, **BOUNDED) as stream:
             parts = [part async for part in stream.stream_output(debounce_by=None)]
-        assert len(parts) > 3
-        assert parts[-1] == done.output
+        assert parts[-1] == done.output  # of the parts before, as many as are valid and were not sent together
         assert [type(one) for one in called] == kinds
         # The turns with calls and results go on.
         more = await agent.run("And then?", message_history=done.all_messages(), model_settings=settings, **BOUNDED)
