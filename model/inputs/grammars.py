@@ -20,6 +20,7 @@ NO_TEXT = ("NoExtension", "NoExtensionBias")  # the library's names
 # Without \u, as that could write a known property's name in letters that the schema does not see.
 JSON_FORM: Any = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": '"\\bfnrt'}
 LONGEST_NAMED = 200  # characters of an error of the library that are shown
+LONGEST_POINTER = 100  # characters of a place in a schema that are shown
 
 
 class GrammarRefused(Exception):
@@ -59,7 +60,8 @@ def grammar_of(kind: str, text: str) -> str:
         return LLMatcher.grammar_from_regex(text)
     if kind == CHOICE:
         texts = sorted(set(json.loads(text)))
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in texts))
+        quoted = " | ".join(json.dumps(one, ensure_ascii=False) for one in texts)
+        return LLMatcher.grammar_from_lark("start: " + quoted.replace("\x7f", "\\u007f"))  # JSON may have it, Lark not
     bare = LITERALS.sub("", text)
     if "::=" not in bare:
         _check_lark(bare)
@@ -88,9 +90,12 @@ def read_schema(text: str) -> dict[str, Any]:
         raise GrammarRefused(f"it is no JSON: {shown(str(error))}") from None
     if not isinstance(schema, dict):
         raise GrammarRefused("it must be a JSON object; as a schema true means {}")
-    if not is_unicode(schema):
-        raise GrammarRefused("it has a lone surrogate, which is no character")
-    _check_schema(schema, "")
+    try:
+        if not is_unicode(schema):
+            raise GrammarRefused("it has a lone surrogate, which is no character")
+        _check_schema(schema, "")
+    except RecursionError:
+        raise GrammarRefused("it is nested too deeply") from None
     return schema
 
 
@@ -144,32 +149,42 @@ def _check_schema(schema: dict[str, Any], where: str) -> None:
         schema.pop(name, None)
     _narrow(schema)
     if "x-guidance" in schema:
-        raise GrammarRefused(f"{where}/x-guidance: options of the library are the server's")
+        raise GrammarRefused(f"{_place(where, 'x-guidance')}: options of the library are the server's")
     for name in ("exclusiveMinimum", "exclusiveMaximum"):
         if isinstance(schema.get(name), bool):
-            raise GrammarRefused(f"{where}/{name}: must be a number, as from draft 6 on")
+            raise GrammarRefused(f"{_place(where, name)}: must be a number, as from draft 6 on")
     draft = schema.get("$schema")
     if draft is not None and not (isinstance(draft, str) and any(known in draft for known in DRAFTS)):
-        raise GrammarRefused(f"{where}/$schema: {shown(str(draft))} is not read; JSON Schema 2020-12 is")
+        raise GrammarRefused(f"{_place(where, '$schema')}: {shown(str(draft))} is not read; JSON Schema 2020-12 is")
     least, required = schema.get("minProperties"), schema.get("required")
     if isinstance(least, int) and least > max(1, len(required) if isinstance(required, list) else 0):
-        raise GrammarRefused(f"{where}/minProperties: can be at most the number of required ones: keys could repeat")
+        raise GrammarRefused(
+            f"{_place(where, 'minProperties')}: can be at most the number of required ones: keys could repeat"
+        )
     for name, value in schema.items():
         for number in _numbers(value):
             if (
                 not abs(number) < EXACT
                 or len(repr(number).replace(".", "").lstrip("-0").partition("e")[0]) > DIGITS + 1
             ):
-                raise GrammarRefused(f"{where}/{name}: {number!r:.40} cannot be kept exactly: at most {DIGITS} digits")
+                raise GrammarRefused(
+                    f"{_place(where, name)}: {number!r:.40} cannot be kept exactly: at most {DIGITS} digits"
+                )
     multiple = schema.get("multipleOf")
     if isinstance(multiple, int | float) and multiple > LARGEST_MULTIPLE:
-        raise GrammarRefused(f"{where}/multipleOf: can be at most {LARGEST_MULTIPLE}")
+        raise GrammarRefused(f"{_place(where, 'multipleOf')}: can be at most {LARGEST_MULTIPLE}")
     for name in ("enum", "const", "properties"):
         if any(map(CONTROLS.search, _texts(schema.get(name), deep=name != "properties"))):
-            raise GrammarRefused(f"{where}/{name}: has control characters, which are not written")
+            raise GrammarRefused(f"{_place(where, name)}: has control characters, which are not written")
     for name, inner in schema.items():
         if name not in VALUES:
             _check_inner(inner, f"{where}/{name}", is_map=name in MAPS)
+
+
+def _place(where: str, name: str) -> str:
+    """Returns the JSON pointer to a keyword. Keeps the end of a long one: names may be of any length."""
+    pointer = f"{where}/{name}"
+    return pointer if len(pointer) <= LONGEST_POINTER else "..." + pointer[3 - LONGEST_POINTER :]
 
 
 def _check_inner(inner: Any, where: str, is_map: bool) -> None:

@@ -109,6 +109,26 @@ def test_many_of_them_are_refused(checker: GrammarChecker) -> None:
     assert refused >= len(HOSTILE) // 3
 
 
+@pytest.mark.parametrize("schema", [
+    {"properties": {"x" * 100_000: {"minProperties": 9}}},
+    {"x" * 100_000: 1e300},
+    json.loads(nested(100, "additionalProperties").replace("{}", '{"minProperties": 9}')),
+])  # fmt: skip
+def test_a_refusal_ends_with_its_reason_whatever_the_names_before_it(checker: GrammarChecker, schema: dict) -> None:
+    """A frontend cuts off what is longer."""
+    with pytest.raises(GrammarRefused, match=r"can be at most the number|cannot be kept exactly") as refused:
+        checker.grammar(Structured.json_schema(schema), "t")
+    assert len(str(refused.value)) <= 300
+
+
+def test_a_schema_that_is_too_deep_for_python_ends_no_process(checker: GrammarChecker) -> None:
+    assert serves(checker)
+    (process,) = processes()
+    with pytest.raises(GrammarRefused, match=r"^it is nested too deeply$"):
+        checker.grammar(HOSTILE["deep not"], "t")
+    assert processes() == [process]
+
+
 def test_time_is_limited(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_checker, "SECONDS", 0.05)
     with pytest.raises(GrammarRefused, match=r"it takes more than 0.05 s to compile"):

@@ -153,6 +153,12 @@ def test_text_of_a_regex_matches_it(pattern: str) -> None:
         assert re.fullmatch(pattern, walk(Structured.regex(pattern), seed))
 
 
+def test_a_choice_may_have_any_character() -> None:
+    texts = [f"a{chr(code)}" for code in (*range(0x100), 0x2028, 0xFEFF, 0xFFFF, 0x10FFFF)]
+    matcher = try_grammar(grammar_of("choice", Structured.choice(texts).text), BYTES)
+    assert [text for text in texts if matcher.validate_tokens(list(text.encode())) != len(text.encode())] == []
+
+
 def test_a_choice_is_one_of_its_texts() -> None:
     texts = ["yes", "no", "yes and no", "é😀", 'a "quoted"\n\\', "</tag>"]
     assert {walk(Structured.choice(texts), seed) for seed in range(80)} == set(texts)

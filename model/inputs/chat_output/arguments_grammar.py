@@ -138,7 +138,7 @@ class ArgumentsGrammar:
         if (texts := _texts_of(schema, key)) is None:
             return f"{before} {self._until(self._name(), end)} {self._literal(behind)}"
         if any(end in text or text != text.strip("\n") for text in texts):
-            raise GrammarRefused(f"properties/{key}/enum: this model's calls cannot have one of these texts")
+            raise GrammarRefused(f"properties/{key[:40]}/enum: this model's calls cannot have one of these texts")
         listed = " | ".join(self._literal(text) or EMPTY for text in texts)
         return f"{before} ({listed}) {self._literal(tags.end)}"
 
@@ -194,7 +194,7 @@ def _members(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         GrammarRefused: It says more.
     """
     if more := sorted(set(schema) - OF_OBJECT):
-        raise GrammarRefused(f"{more[0]}: is not enforced in the form of this model's calls")
+        raise GrammarRefused(f"{more[0][:40]}: is not enforced in the form of this model's calls")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if unknown := [name for name in required if name not in properties]:
         raise GrammarRefused(f"required: {unknown[0]!r:.60} is no property")
@@ -208,7 +208,7 @@ def _texts_of(schema: Mapping[str, Any], key: str) -> list[str] | None:
         GrammarRefused: It bounds them otherwise.
     """
     if more := sorted(set(schema) - OF_TEXT):
-        raise GrammarRefused(f"properties/{key[:40]}/{more[0]}: is not enforced in the form of this model's calls")
+        raise GrammarRefused(f"properties/{key[:40]}/{more[0][:40]}: is not enforced in the form of this model's calls")
     allowed = [[schema["const"]] if "const" in schema else None, schema.get("enum")]
     lists = [one for one in allowed if one is not None]
     if not lists:
