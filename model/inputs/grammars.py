@@ -19,6 +19,9 @@ WHITESPACE = r" |\n {0,40}"  # between JSON tokens: a space, or a new line with 
 NO_TEXT = ("NoExtension", "NoExtensionBias")  # the library's names
 # Without \u, as that could write a known property's name in letters that the schema does not see.
 JSON_FORM: Any = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": '"\\bfnrt'}
+# The library follows bytes of which each is the only one, to their end. A grammar can make it follow them for ever, as
+# /a+/ "ab" does: no expression of a schema can, since what follows it never begins as it goes on.
+LARK_FORM = '%llguidance {"no_forcing": true}'
 LONGEST_NAMED = 200  # characters of an error of the library that are shown
 LONGEST_POINTER = 100  # characters of a place in a schema that are shown
 
@@ -65,11 +68,11 @@ def grammar_of(kind: str, text: str) -> str:
     bare = LITERALS.sub("", text)
     if "::=" not in bare:
         _check_lark(bare)
-        return LLMatcher.grammar_from_lark(text)
+        return LLMatcher.grammar_from_lark(f"{text}\n{LARK_FORM}")
     try:
-        lark = gbnf_to_lark(without_escapes(text))
-        _check_lark(LITERALS.sub("", lark.removeprefix("%llguidance {}")))
-        return LLMatcher.grammar_from_lark(lark)
+        lark = gbnf_to_lark(without_escapes(text)).removeprefix("%llguidance {}")
+        _check_lark(LITERALS.sub("", lark))
+        return LLMatcher.grammar_from_lark(f"{lark}\n{LARK_FORM}")
     except GrammarRefused:
         raise
     except RecursionError:

@@ -11,10 +11,11 @@ from llguidance import LLMatcher, LLTokenizer
 
 from model.inputs import grammar_checker, line_process
 from model.inputs.grammar_checker import GrammarChecker, GrammarUnchecked
-from model.inputs.grammars import GrammarRefused, limits
+from model.inputs.grammars import GrammarRefused, grammar_of, limits
 from model.inputs.line_process import LineProcess
 from scheduler.structured import Structured
 from tests.support.checkpoints import byte_tokenizer
+from tests.support.grammar_engine import GrammarEngine
 from tests.support.processes import is_alive, wait_until
 
 MODULE = "model.inputs.grammar_process"
@@ -127,6 +128,16 @@ def test_a_schema_that_is_too_deep_for_python_ends_no_process(checker: GrammarCh
     with pytest.raises(GrammarRefused, match=r"^it is nested too deeply$"):
         checker.grammar(HOSTILE["deep not"], "t")
     assert processes() == [process]
+
+
+@pytest.mark.parametrize("text", ['start: "x" /a+/ "ab"', 'start: "x" /(ba)+/ "ba"'])
+def test_a_way_that_never_ends_takes_no_step_for_ever(text: str) -> None:
+    """After the first letters one byte may follow again and again. The library would look for the end of that."""
+    engine = GrammarEngine(300, seconds=3.0)
+    try:
+        assert engine.serve(grammar_of("grammar", text)).fault == ""
+    finally:
+        engine.close()
 
 
 def test_time_is_limited(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
