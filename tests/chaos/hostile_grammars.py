@@ -34,7 +34,7 @@ VOCABULARY = 128_000  # tokens of the engine
 MOST_REASON = 300  # characters of a refusal, which quotes no more
 GOOD_EVERY = 20  # constraints, after which the checker has to accept a good one
 SLOW_STEP = 50.0  # milliseconds
-SHOWN = 40  # reasons, violations and slow steps in the summary
+SHOWN = 40  # reasons and ended requests that are printed
 
 
 class CountedProcess(LineProcess):
@@ -197,7 +197,10 @@ def main(count: int, seed: int, vocabulary: int, minutes: float) -> int:
     began = told = time.monotonic()
     with campaign(vocabulary) as made:
         for number in range(seed, seed + count):
+            known = len(made.slow), len(made.wrong)
             made.send(draw(number))
+            for line in (*made.slow[known[0] :], *made.wrong[known[1] :]):
+                print(ascii(line), flush=True)
             now = time.monotonic()
             if now - told > 30:
                 told = now
@@ -208,7 +211,7 @@ def main(count: int, seed: int, vocabulary: int, minutes: float) -> int:
                 )
             if now - began > 60 * minutes:
                 break
-        for line in (*made.ended, *made.slow[:SHOWN], *made.wrong[:SHOWN]):
+        for line in made.ended:
             print(ascii(line), flush=True)
         print(json.dumps(made.summary(time.monotonic() - began)), flush=True)
         return int(bool(made.wrong))

@@ -50,7 +50,8 @@ class Hostile:
         return Structured.choice(self.given) if self.kind == CHOICE else Structured(self.kind, self.given)
 
     def __str__(self) -> str:
-        return f"seed {self.seed} ({self.family}): {self.kind} {repr(self.given)[:SHOWN]}"
+        length = len(self.given) if isinstance(self.given, str) else len(repr(self.given))
+        return f"seed {self.seed} ({self.family}): {self.kind} of {length} characters, {repr(self.given)[:SHOWN]}"
 
 
 Maker = Callable[[random.Random], Any]
