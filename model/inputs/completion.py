@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 KEPT, TRIED = 4, 5  # ways at each length; bytes that each is continued with
 MOST_BYTES, MOST_STEPS = 1024, 400  # of a completion; matchers of a search for each way, of 40 us each
+MOST_RUN = 64  # bytes of which each is the only one, that are one step
 FEW = 16  # tokens that can follow, where special ones among them are tried
 CLOSERS, SPACES = b'}])>"0123456789,:', b" \t\n\r"
 """Bytes that are tried first, and last."""
@@ -48,6 +49,10 @@ class Completions:
         self._quote = single.get(ord('"'), -1)
         self._spaces = frozenset(single[byte] for byte in SPACES if byte in single)
         self._tokens: NDArray[np.int64] = np.array([single[byte] for byte in order if byte in single], np.int64)
+        looked_at = np.zeros(vocabulary.vocab_size, np.bool_)
+        looked_at[self._tokens] = True
+        looked_at[[token for token in range(vocabulary.vocab_size) if vocabulary.is_special_token(token)]] = True
+        self._looked_at = np.packbits(looked_at, bitorder="little")  # tokens of one byte, and special ones
 
     def text(self, tokens: Sequence[int]) -> bytes:
         """Returns the bytes of tokens."""
@@ -109,9 +114,8 @@ class Completions:
         return 1 if self._vocabulary.is_special_token(token) else max(1, len(self._vocabulary.decode_bytes([token])))
 
     def _continuations(self, way: "LLMatcher", bits: bytes, tried: int) -> list[list[int]]:
-        forced = way.compute_ff_tokens()
-        if forced and way.validate_tokens(forced) == len(forced):
-            return [forced]
+        if run := self._only_way(way, bits):
+            return [run]
         mask = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
         single = self._tokens[mask[self._tokens] > 0].tolist()
         if len(single) > 1:  # between tokens of JSON there may be spaces, or none
@@ -121,6 +125,21 @@ class Completions:
         few = np.flatnonzero(mask).tolist() if mask.sum() <= FEW else []
         special = [token for token in few if self._vocabulary.is_special_token(token) and token != self.end]
         return [[token] for token in (*single[: max(1, tried - len(special))], *special)][:tried]
+
+    def _only_way(self, way: "LLMatcher", bits: bytes) -> list[int]:
+        """Returns the bytes that must follow as each is the only one; [] for none. bits: the mask of the first."""
+        run, ahead = list[int](), way
+        while len(run) < MOST_RUN:
+            following = np.frombuffer(bits, np.uint8, len(self._looked_at)) & self._looked_at
+            places = np.flatnonzero(following)
+            if len(places) != 1 or (last := int(following[places[0]])) & (last - 1) or ahead.is_accepting():
+                break
+            ahead = ahead if run else way.deep_copy()
+            run.append(int(places[0]) * 8 + last.bit_length() - 1)
+            if not ahead.consume_token(run[-1]):
+                return []
+            bits = ahead.compute_bitmask()
+        return run
 
     def _shortened(self, matcher: "LLMatcher", tokens: list[int]) -> list[int]:
         """Returns the same text in fewer tokens, where the model's tokenizer has such."""

@@ -22,7 +22,7 @@ from model.inputs.chat_output.formats import ReasoningFormat
 from model.inputs.chat_output.grammar import OutputGrammar
 from model.inputs.chat_output.grammar_form import OUTPUT, OutputForm
 from model.inputs.completion import Completions
-from model.inputs.grammars import FIRST_SPECIAL, ByteVocabulary, GrammarRefused, grammar_of, try_grammar
+from model.inputs.grammars import FIRST_SPECIAL, ByteVocabulary, GrammarRefused, grammar_of, is_list, try_grammar
 from model.inputs.process_limits import limit_memory
 from scheduler.structured import CHOICE
 
@@ -49,7 +49,7 @@ def output_grammar(form: OutputForm) -> tuple[OutputGrammar, LLMatcher]:
     content: dict[str, Any] | None = None
     if form.answer is not None:
         answer = grammar_of(*form.answer)
-        content = json.loads(answer)["grammars"][0] if answer.startswith('{"grammars"') else {"lark_grammar": answer}
+        content = json.loads(answer)["grammars"][0] if is_list(answer) else {"lark_grammar": answer}
     made = OutputGrammar(form, tokenizer)
     made.make(content)
     return made, try_grammar(made.text(trial_ids(form)), tokenizer)

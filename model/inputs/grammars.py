@@ -19,9 +19,9 @@ WHITESPACE = r" |\n {0,40}"  # between JSON tokens: a space, or a new line with 
 NO_TEXT = ("NoExtension", "NoExtensionBias")  # the library's names
 # Without \u, as that could write a known property's name in letters that the schema does not see.
 JSON_FORM: Any = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": '"\\bfnrt'}
-# The library follows bytes of which each is the only one, to their end. A grammar can make it follow them for ever, as
-# /a+/ "ab" does: no expression of a schema can, since what follows it never begins as it goes on.
-LARK_FORM = '%llguidance {"no_forcing": true}'
+# Without it the library follows bytes of which each is the only one to their end, within one mask: 300,000 in a quarter
+# of a second, and for ever where a grammar goes on so, as /a+/ "ab" does. Steps of an engine would wait for that.
+UNFORCED = '%llguidance {"no_forcing": true}'
 LONGEST_NAMED = 200  # characters of an error of the library that are shown
 LONGEST_POINTER = 100  # characters of a place in a schema that are shown
 
@@ -56,6 +56,19 @@ def grammar_of(kind: str, text: str) -> str:
     Raises:
         GrammarRefused: It is malformed, or has a keyword that is not enforced.
     """
+    grammar = _grammar_of(kind, text)
+    if not is_list(grammar):
+        return f"{grammar}\n{UNFORCED}"
+    grammars = json.loads(grammar)["grammars"]  # what one of them says holds for all
+    return json.dumps({"grammars": [*grammars, {"name": "unforced", "lark_grammar": f'start: ""\n{UNFORCED}'}]})
+
+
+def is_list(grammar: str) -> bool:
+    """Returns whether a grammar of `grammar_of` is a list of them as JSON, not a text in Lark's syntax."""
+    return grammar.startswith('{"grammars"')
+
+
+def _grammar_of(kind: str, text: str) -> str:
     if kind in (JSON_SCHEMA, JSON_OBJECT):
         schema = {"type": "object"} if kind == JSON_OBJECT else read_schema(text)
         return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_FORM)
@@ -68,11 +81,11 @@ def grammar_of(kind: str, text: str) -> str:
     bare = LITERALS.sub("", text)
     if "::=" not in bare:
         _check_lark(bare)
-        return LLMatcher.grammar_from_lark(f"{text}\n{LARK_FORM}")
+        return LLMatcher.grammar_from_lark(text)
     try:
         lark = gbnf_to_lark(without_escapes(text)).removeprefix("%llguidance {}")
         _check_lark(LITERALS.sub("", lark))
-        return LLMatcher.grammar_from_lark(f"{lark}\n{LARK_FORM}")
+        return LLMatcher.grammar_from_lark(lark)
     except GrammarRefused:
         raise
     except RecursionError:

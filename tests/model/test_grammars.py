@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from model.inputs.grammars import ByteVocabulary, GrammarRefused, grammar_of, limits, read_schema, try_grammar
+from model.inputs.completion import Completions
+from model.inputs.grammars import (
+    FIRST_SPECIAL,
+    UNFORCED,
+    ByteVocabulary,
+    GrammarRefused,
+    grammar_of,
+    limits,
+    read_schema,
+    try_grammar,
+)
 from scheduler.structured import Structured
 from tests.support.checkpoints import byte_tokenizer
 from tests.support.examples import examples
@@ -151,6 +161,27 @@ def test_white_space_between_tokens_is_bounded() -> None:
 def test_text_of_a_regex_matches_it(pattern: str) -> None:
     for seed in range(12):
         assert re.fullmatch(pattern, walk(Structured.regex(pattern), seed))
+
+
+@pytest.mark.parametrize("structured", [
+    Structured.choice(["x" * 300]), Structured.regex("x{300}"), Structured.json_schema({"const": "x" * 300}),
+    Structured.grammar(f'start: "{"x" * 300}"'), Structured.grammar(f'root ::= "{"x" * 300}"'),
+], ids=lambda one: one.kind)  # fmt: skip
+def test_a_mask_follows_no_bytes_and_a_completion_does(structured: Structured) -> None:
+    """A mask that follows the only bytes takes as long as there are some; the search for a completion has a bound."""
+    matcher = try_grammar(grammar_of(structured.kind, structured.text), BYTES)
+    assert matcher.compute_ff_tokens() == []
+    path = Completions(BYTES, 10.0).find(matcher)
+    assert path is not None
+    assert bytes(path).strip(b'"') == b"x" * 300
+
+
+def test_a_completion_follows_no_bytes_past_an_end_or_a_special_token() -> None:
+    tokens = LLTokenizer(ByteVocabulary(1))  # type: ignore[arg-type]
+    completions = Completions(tokens, 10.0)
+    for text, path in (('start: "ab" ("cd")?', b"ab"), (f'start: "ab" ("c" "d" | <[{FIRST_SPECIAL}]>)', None)):
+        matcher = LLMatcher(tokens, f"{text}\n{UNFORCED}", log_level=0, limits=limits())
+        assert completions.find(matcher) == ([*b"ab", FIRST_SPECIAL] if path is None else list(path))
 
 
 def test_a_choice_may_have_any_character() -> None:

@@ -15,6 +15,7 @@ from model.inputs.chat_output.arguments_grammar import ArgumentsGrammar
 from model.inputs.chat_output.calls import ARGUMENTS, BESIDE
 from model.inputs.chat_output.formats import ToolFormat
 from model.inputs.chat_output.grammar_form import OutputForm
+from model.inputs.grammars import UNFORCED
 
 ANY = "/(?s:.*)/"
 
@@ -57,7 +58,7 @@ class OutputGrammar:
         rules = "\n".join(self._rules)
         for mark, i in ids.items():
             rules = rules.replace(mark, f"<[{i}]>")  # a mark stands in no literal, see `literal`
-        return json.dumps({"grammars": [{"name": "main", "lark_grammar": rules}, *self._named]})
+        return json.dumps({"grammars": [{"name": "main", "lark_grammar": f"{rules}\n{UNFORCED}"}, *self._named]})
 
     def _rule(self, name: str, body: str) -> str:
         self._rules.append(f"{name}: {body}")
