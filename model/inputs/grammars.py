@@ -300,13 +300,13 @@ def try_schema(schema: dict[str, Any], tokenizer: LLTokenizer) -> None:
 
 
 def try_grammar(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """Compiles a grammar and computes its first mask.
+    """Compiles a grammar, computes its first mask and takes one of the tokens that this allows.
 
     Returns:
         The constraint at the start of an output.
 
     Raises:
-        GrammarRefused: It cannot be compiled within `limits`, or allows no text at all.
+        GrammarRefused: It cannot be compiled within `limits`, allows no text, or exceeds them at any first token.
     """
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=limits())
     if failed:
@@ -315,7 +315,14 @@ def try_grammar(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if matcher.is_error() or not any(mask):
         raise _refused(matcher.get_error() or NO_TEXT[0])
-    return matcher
+    message = NO_TEXT[0]
+    for token in range(tokenizer.vocab_size):
+        if mask[token // 8] >> token % 8 & 1:
+            ahead = matcher.deep_copy()
+            if ahead.consume_token(token):
+                return matcher
+            message = ahead.get_error()
+    raise _refused(message)
 
 
 def _refused(message: str) -> GrammarRefused:

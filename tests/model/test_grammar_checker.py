@@ -130,6 +130,16 @@ def test_a_schema_that_is_too_deep_for_python_ends_no_process(checker: GrammarCh
     assert processes() == [process]
 
 
+def test_a_schema_that_fails_at_every_first_token_is_refused(checker: GrammarChecker) -> None:
+    """Its first mask is within the bounds, what follows that not. In an engine it would end its request."""
+    several = {f"p{i}": {"type": "string"} for i in range(1000)}
+    with pytest.raises(GrammarRefused, match=r"Current row has \d+ items; max is 2000"):
+        checker.grammar(
+            Structured.json_schema({"properties": several, "additionalProperties": False, "type": "object"}), "t"
+        )
+    assert serves(checker)
+
+
 @pytest.mark.parametrize("text", ['start: "x" /a+/ "ab"', 'start: "x" /(ba)+/ "ba"'])
 def test_a_way_that_never_ends_takes_no_step_for_ever(text: str) -> None:
     """After the first letters one byte may follow again and again. The library would look for the end of that."""
