@@ -9,13 +9,16 @@ A constraint that takes too long ends the process with SIGPROF. The end of the i
 """
 
 import json
+import random
 import signal
 import sys
 import threading
+import time
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from model.inputs.chat_output.formats import ReasoningFormat
@@ -27,6 +30,8 @@ from model.inputs.process_limits import limit_memory
 from scheduler.structured import CHOICE
 
 SEARCH_SECONDS, WIDE = 0.03, 48  # for a short output; alternatives that are looked at
+TOKENS, SLOW = 24, 0.05  # that are drawn; seconds of processor time for one, which a step of an engine would wait for
+DRAWING_SECONDS = 0.1  # for all of them
 STACK = 4 * 2**20  # bytes; engines have 8 MiB
 
 
@@ -102,6 +107,28 @@ def short_output(
     return {"short": short, "sure": "1"} if sure else {"short": short}
 
 
+def try_tokens(matcher: LLMatcher) -> None:
+    """Draws the beginning of an output. The library's bounds hold for masks, not for what a token costs that is taken.
+
+    Args:
+        matcher: The constraint at the start of an output. It is not changed.
+
+    Raises:
+        GrammarRefused: A token takes too long.
+    """
+    chance = random.Random(0)  # noqa: S311 - the same tokens in every trial
+    end, ahead = time.thread_time() + DRAWING_SECONDS, matcher.deep_copy()
+    for _ in range(TOKENS):
+        began = time.thread_time()
+        mask = np.frombuffer(ahead.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: ByteVocabulary.eos_token_id]).tolist()
+        goes_on = bool(allowed) and ahead.consume_token(chance.choice(allowed))
+        if (now := time.thread_time()) - began > SLOW:
+            raise GrammarRefused(f"it is too complex: a token takes more than {SLOW * 1000:g} ms")
+        if not goes_on or now > end:
+            return
+
+
 def trial_ids(form: OutputForm) -> dict[str, int]:
     """Returns the ids that marks have in the vocabulary of a trial."""
     return {mark: FIRST_SPECIAL + i for i, mark in enumerate(form.ids)}
@@ -114,12 +141,12 @@ def answer_to(line: str) -> dict[str, str]:
         if asked["kind"] == OUTPUT:
             form = OutputForm.of_text(asked["text"])
             made, matcher = output_grammar(form)
-            grammar, marks = made.text(form.ids), list(form.ids)
-            short = short_output(matcher, marks, form.reasoning, form.thinks)
+            grammar, marks, reasoning, thinks = made.text(form.ids), list(form.ids), form.reasoning, form.thinks
         else:
-            grammar, marks = grammar_of(asked["kind"], asked["text"]), []
+            grammar, marks, reasoning, thinks = grammar_of(asked["kind"], asked["text"]), [], None, False
             matcher = try_grammar(grammar, tokenizer_of(0))
-            short = short_output(matcher, marks, None, False)
+        try_tokens(matcher)
+        short = short_output(matcher, marks, reasoning, thinks)
         if asked["kind"] == CHOICE:
             short = {"short": min(json.loads(asked["text"]), key=len), "sure": "1"}
     except GrammarRefused as refused:

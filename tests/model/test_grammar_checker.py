@@ -130,6 +130,13 @@ def test_a_schema_that_is_too_deep_for_python_ends_no_process(checker: GrammarCh
     assert processes() == [process]
 
 
+def test_a_grammar_whose_tokens_take_long_is_refused(checker: GrammarChecker) -> None:
+    """Its third token took 0.8 s, for which a step of an engine would wait."""
+    with pytest.raises(GrammarRefused, match=r"it is too complex: a token takes more than 50 ms"):
+        checker.grammar(HOSTILE["ambiguous grammar"], "t")
+    assert serves(checker)
+
+
 def test_a_schema_that_fails_at_every_first_token_is_refused(checker: GrammarChecker) -> None:
     """Its first mask is within the bounds, what follows that not. In an engine it would end its request."""
     several = {f"p{i}": {"type": "string"} for i in range(1000)}
