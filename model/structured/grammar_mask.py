@@ -1,5 +1,6 @@
 """The logits processor of a constraint on the output: it forbids tokens with which that could not be completed."""
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 FINITE = -1e30  # logit at which a forbidden end token can be drawn where nothing else can
+
+SLOW = 0.05  # seconds of processor time for a mask, or a token that is taken: those of other requests wait meanwhile
+TOO_SLOW = f"its grammar takes more than {SLOW * 1000:g} ms a token"
 
 Ints = NDArray[np.int64]
 
@@ -66,8 +70,12 @@ class GrammarMask:
         """Records the next output token."""
         if self._closing is not None and not isinstance(self._matcher, RequestFault):
             self._closing.drew(self._matcher, token)
-        if not isinstance(self._matcher, RequestFault) and not self._matcher.consume_token(token):
-            self._matcher = _fault_of(self._matcher, f"token {token} of the output cannot follow those before it")
+        if not isinstance(self._matcher, RequestFault):
+            began = time.thread_time()
+            if not self._matcher.consume_token(token):
+                self._matcher = _fault_of(self._matcher, f"token {token} of the output cannot follow those before it")
+            elif time.thread_time() - began > SLOW:
+                self._matcher = _fault_of(self._matcher, TOO_SLOW)
 
     def settled(self, token: int) -> int:
         """Returns the token that is kept in place of a drawn one, so that the output can be completed in time."""
@@ -85,10 +93,14 @@ class GrammarMask:
             RequestFault: The matcher has failed.
         """
         if not isinstance(self._matcher, RequestFault):
+            began = time.thread_time()
             self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            what = "its grammar is too complex, or leads where nothing can follow"
             if not self._matcher.is_error():
-                return self._matcher.is_stopped()
-            self._matcher = _fault_of(self._matcher, "its grammar is too complex, or leads where nothing can follow")
+                if time.thread_time() - began <= SLOW:
+                    return self._matcher.is_stopped()
+                what = TOO_SLOW
+            self._matcher = _fault_of(self._matcher, what)
         raise self._matcher
 
     @classmethod

@@ -139,6 +139,18 @@ def bits(mask: GrammarMask, width: int) -> list[int]:
     return torch.isfinite(logits[0]).nonzero()[:, 0].tolist()
 
 
+def test_a_grammar_whose_tokens_take_long_ends_its_request(store: GrammarStore) -> None:
+    """Others wait for one such token, not for all of an output. The third took 0.8 s, and the library has no bound."""
+    grammar = "start: " + " | ".join(["start start"] * 300) + ' | "a"'
+    mask = GrammarMask.of(LogitsParams(grammar=grammar), store)
+    assert mask is not None
+    assert bits(mask, 320)
+    for token in 8 * TOKENS.tokenize_str("a"):
+        mask.drew(token)
+    with pytest.raises(RequestFault, match="its grammar takes more than 50 ms a token"):
+        bits(mask, 320)
+
+
 @pytest.mark.parametrize("width", [257, 300, 320, 400])
 def test_logits_may_be_narrower_or_wider_than_the_tokenizer(tmp_path: Path, width: int) -> None:
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
