@@ -44,6 +44,8 @@ class Completions:
         self._vocabulary, self._seconds, self._kept, self._tried = vocabulary, seconds, kept, tried
         self.end = vocabulary.eos_token
         """A token that ends a complete output."""
+        self.ends: tuple[int, ...] = tuple(vocabulary.eos_tokens)
+        """All such tokens."""
         single = _tokens_of_bytes(vocabulary)
         order = [*CLOSERS, *(byte for byte in range(256) if byte not in CLOSERS + SPACES), *SPACES]
         self._quote = single.get(ord('"'), -1)
@@ -57,6 +59,12 @@ class Completions:
     def text(self, tokens: Sequence[int]) -> bytes:
         """Returns the bytes of tokens."""
         return self._vocabulary.decode_bytes([*tokens])
+
+    def any_byte(self, matcher: "LLMatcher") -> int | None:
+        """Returns some token of one byte that can follow; None where none can."""
+        mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        following = self._tokens[mask[self._tokens] > 0]
+        return int(following[0]) if len(following) else None
 
     def find(self, matcher: "LLMatcher", room: int = 0) -> list[int] | None:
         """Returns tokens that complete an output, [] for one that is complete; None where none are found in time.

@@ -204,6 +204,8 @@ class ReasoningLimit(BuiltIn):
         """Makes the limit of these fields."""
         self._most, self._begin, self._end = params.reasoning_tokens, params.reasoning_begin, params.reasoning_end
         self._reasons, self._again = params.reasons, params.reasons_again
+        # A constraint forbids the end within a character of several tokens, which has to be completed first.
+        self._others = 2 * FINITE if params.grammar else -torch.inf
         self._count = self._position = 0
         self._last: tuple[int, ...] = ()
 
@@ -222,7 +224,7 @@ class ReasoningLimit(BuiltIn):
             self._reasons, self._last = not self._reasons, ()
 
     def forced(self) -> list[int]:
-        """Returns the only token that can be drawn next; none where any can."""
+        """Returns the only token that can be drawn next, unless a constraint forbids it; none where any can."""
         if not self._reasons or self._count < self._most:
             return []
         known = next(n for n in range(len(self._end) - 1, -1, -1) if self._last[len(self._last) - n :] == self._end[:n])
@@ -235,7 +237,10 @@ class ReasoningLimit(BuiltIn):
         if ends.any():
             places = _places(logits, rows[ends], [np.array(ids, np.int64) for ids in forced if ids])
             kept = logits.view(-1).index_select(0, places)
-            logits.index_fill_(0, _on(logits, rows[ends]), -torch.inf)
+            others = [one._others for one, ids in zip(processors, forced, strict=True) if ids]
+            which = _on(logits, rows[ends])
+            most = torch.tensor(others, device=logits.device)[:, None]
+            logits.index_copy_(0, which, torch.minimum(logits.index_select(0, which), most))
             _put(logits, places, kept.clamp_(min=FINITE))
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 AHEAD, MORE = 4, 128  # it begins when this many times the longest completion so far, and more tokens, are left
 EVERY = 32  # tokens, after which that completion is looked at before
 ANY = 2**31  # tokens
+MOST_CHARACTER = 4  # bytes of a character
 
 
 class Closing:
@@ -129,12 +130,19 @@ class Closing:
     def _find(self, matcher: "LLMatcher", room: int) -> list[int] | None:
         """Returns a completion; None where none is found. room: tokens that it may have."""
         if self._end and not matcher.is_accepting():
-            behind = matcher.deep_copy()
-            # Where a text may go on as before, it is not the reasoning that has the end's letters in it.
-            ends = behind.try_consume_tokens(self._end) == len(self._end)
-            if ends and behind.compute_bitmask() != matcher.compute_bitmask():
-                rest = self._completions.find(behind, room - len(self._end))
-                return None if rest is None else [*self._end, *rest]
+            first, begun = list[int](), matcher.deep_copy()
+            while len(first) < MOST_CHARACTER:
+                behind = begun.deep_copy()
+                if behind.try_consume_tokens(self._end) == len(self._end):
+                    # Where a text may go on as before, it is not the reasoning that has the end's letters in it.
+                    if behind.compute_bitmask() == begun.compute_bitmask():
+                        break
+                    rest = self._completions.find(behind, room - len(first) - len(self._end))
+                    return None if rest is None else [*first, *self._end, *rest]
+                # A character that has begun comes to its end first.
+                if (token := self._completions.any_byte(begun)) is None or not begun.consume_token(token):
+                    break
+                first.append(token)
         return self._completions.find(matcher, room)
 
     def _watch_reasoning(self, token: int) -> None:

@@ -31,15 +31,22 @@ class GrammarMask:
     An output that is complete, and that nothing can follow, ends: its end tokens are drawn whatever other controls say.
     """
 
-    def __init__(self, matcher: "LLMatcher | RequestFault", words: int = 0, closing: Closing | None = None) -> None:
+    def __init__(
+        self,
+        matcher: "LLMatcher | RequestFault",
+        words: int = 0,
+        closing: Closing | None = None,
+        ends: Sequence[int] = (),
+    ) -> None:
         """Makes the constraint at the start of an output.
 
         Args:
             matcher: Its matcher, or why its grammar has none, which `apply_rows` raises.
             words: Words of 32 bits in a mask.
             closing: Closes the output in time; None where it may be cut off.
+            ends: End tokens.
         """
-        self._matcher, self.words, self._closing = matcher, words, closing
+        self._matcher, self.words, self._closing, self._ends = matcher, words, closing, ends
 
     @property
     def near(self) -> bool:
@@ -57,7 +64,7 @@ class GrammarMask:
             matcher, closing = store.matcher(params.grammar, params.grammar_salt), None
             if params.grammar_tokens:
                 closing = Closing(store.completions, params.grammar_tokens, params.grammar_short, params.reasoning_end)
-            return cls(matcher, store.words, closing)
+            return cls(matcher, store.words, closing, store.completions.ends)
         except RequestFault as fault:
             return cls(fault)
 
@@ -98,10 +105,22 @@ class GrammarMask:
             what = "its grammar is too complex, or leads where nothing can follow"
             if not self._matcher.is_error():
                 if time.thread_time() - began <= SLOW:
+                    self._forbid_ends(self._matcher, bits)
                     return self._matcher.is_stopped()
                 what = TOO_SLOW
             self._matcher = _fault_of(self._matcher, what)
         raise self._matcher
+
+    def _forbid_ends(self, matcher: "LLMatcher", bits: NDArray[np.int32]) -> None:
+        """Takes end tokens out of the mask of an output that is not complete.
+
+        Within a text that ends with a special token, as reasoning may, the library's mask has them, and refuses them
+        when they are drawn.
+        """
+        allowed = [end for end in self._ends if bits[end >> 5] >> (end & 31) & 1]
+        if allowed and not (matcher.is_accepting() or matcher.is_stopped()):
+            for end in allowed:
+                bits[end >> 5] ^= np.int32(np.uint32(1 << (end & 31)).view(np.int32))
 
     @classmethod
     def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], forbid: Forbid) -> None:

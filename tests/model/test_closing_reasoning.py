@@ -5,8 +5,10 @@ import random
 from functools import cache
 
 import jsonschema
+import numpy as np
 import pytest
-from hypothesis import given, settings
+import torch
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
@@ -16,6 +18,8 @@ from model.inputs.completion import Completions
 from model.inputs.grammar_process import answer_to, encoded, output_grammar, tokenizer_of
 from model.inputs.grammars import FIRST_SPECIAL
 from model.structured.closing import Closing
+from model.structured.forbidding import forbid
+from model.structured.grammar_mask import GrammarMask
 from scheduler.structured import Structured
 from scheduler.tools import NO_TOOLS, Choice, Tool, ToolUse
 from tests.support.chats import TOOLED
@@ -66,6 +70,7 @@ def test_the_shortest_output_has_the_end_of_the_reasoning(wanted: str, special: 
 @pytest.mark.parametrize(("wanted", "special"), CASES)
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 300), st.integers(0, 2**32), st.integers(0, 60))
+@example(192, 43620, 1)  # the model is within a character when its completion is first looked for
 def test_what_is_behind_the_reasoning_is_complete(wanted: str, special: bool, more: int, seed: int, until: int) -> None:
     """until: tokens behind which the model itself ends the reasoning."""
     form, begun, short, _ = made(wanted, special)
@@ -76,7 +81,8 @@ def test_what_is_behind_the_reasoning_is_complete(wanted: str, special: bool, mo
     tokens, rng, ending = list[int](), random.Random(seed), list(end)
     while len(tokens) < least + more and not matcher.is_stopped():
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
-        allowed = [t for t in range(vocabulary.vocab_size) if mask >> t & 1]
+        complete = matcher.is_accepting() or matcher.is_stopped()
+        allowed = [t for t in range(vocabulary.vocab_size) if mask >> t & 1 and (complete or t != vocabulary.eos_token)]
         token = rng.choice([t for t in allowed if t != end[-1]] or allowed)
         if len(tokens) >= until and ending and mask >> ending[0] & 1:
             token = ending.pop(0)
@@ -92,3 +98,19 @@ def test_what_is_behind_the_reasoning_is_complete(wanted: str, special: bool, mo
     answer = text.partition(form.reasoning.end.strip())[2]
     value = json.loads(answer[answer.index("{") : answer.rindex("}") + 1])
     jsonschema.validate(value["arguments"] if wanted == "call" else value, SCHEMA)
+
+
+@pytest.mark.parametrize(("wanted", "special"), CASES)
+def test_an_output_cannot_end_within_its_reasoning(wanted: str, special: bool) -> None:
+    """The library's own mask has the end token there, and fails when it is drawn."""
+    form, begun, short, _ = made(wanted, special)
+    vocabulary = tokenizer_of(len(form.ids))
+    end, output = vocabulary.eos_token, encoded(short, list(form.ids))
+    for text in ([], [*b"so"], [*b"so", 0xC3], output, output[:-1]):
+        matcher = begun.deep_copy()
+        assert matcher.try_consume_tokens(text) == len(text)
+        logits = torch.zeros((1, vocabulary.vocab_size))
+        mask = GrammarMask(matcher, -(-vocabulary.vocab_size // 32), ends=[end])
+        GrammarMask.apply_rows(logits, np.zeros(1, np.int64), [mask], forbid)
+        assert (logits[0, end] > -torch.inf) == (text == output)
+        assert (logits > -torch.inf).any()

@@ -64,6 +64,24 @@ def test_its_end_is_drawn_though_another_control_forbids_it() -> None:
     assert torch.nonzero(changed[1] > -torch.inf).flatten().tolist() == [3, 4]
 
 
+def test_a_constraint_may_forbid_its_end_for_a_while() -> None:
+    """Within a character of several tokens: the character is completed, and then the end is drawn."""
+    params = LogitsParams(
+        reasoning_tokens=0, reasoning_begin=(1,), reasoning_end=(2,), reasons=True, grammar="some"
+    )  # fmt: skip
+    limit = ReasoningLimit.of(params, NO_PROMPT)
+    assert limit is not None
+    logits = torch.zeros(VOCABULARY)
+    logits[5] = -torch.inf
+    changed = limit.apply(logits, 0)
+    draws = torch.softmax(changed, -1)
+    assert draws[2] == 1.0
+    changed[2] = -torch.inf
+    draws = torch.softmax(changed, -1)
+    assert draws[2] == draws[5] == 0.0
+    assert draws.sum() == 1.0
+
+
 def test_without_a_bound_there_is_none() -> None:
     assert ReasoningLimit.of(LogitsParams(), NO_PROMPT) is None
     assert BUILT_IN[-1] is ReasoningLimit
