@@ -65,7 +65,7 @@ class EngineRun:
         return self.ended - self.began
 
 
-class Warnings(logging.Handler):
+class KeptWarnings(logging.Handler):
     """Keeps warnings.
 
     Attributes:
@@ -94,8 +94,7 @@ class TimedEngine:
             sequences: Sequences that run at once.
             step: Most tokens of a step.
         """
-        self.warnings = Warnings()
-        logging.getLogger("quire").addHandler(self.warnings)
+        self.warnings = KeptWarnings()
         self._outputs = queue.SimpleQueue[tuple[float, StepOutputs]]()
         config = EngineConfig(
             model=ModelSettings(str(directory), device=device, backend=backend, kv_cache_memory=kv_memory),
@@ -105,6 +104,7 @@ class TimedEngine:
         self._engine = assemble(config).engine(lambda outputs: self._outputs.put((time.perf_counter(), outputs)))
         self._engine.start()
         self.attempts = 0
+        logging.getLogger("quire").addHandler(self.warnings)
 
     def __enter__(self) -> "TimedEngine":
         return self

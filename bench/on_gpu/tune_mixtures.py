@@ -1,4 +1,4 @@
-"""Times the products of mixtures of experts with many tile sizes, for the sizes in `model.gpu.mixtures`.
+"""Times the products of mixtures of experts with many tile sizes, for the sizes in `model.gpu.expert_weights`.
 
 Markdown goes to standard output: for each mixture and number of tokens the best sizes.
 
@@ -28,11 +28,11 @@ from model.gpu.mixtures import KernelExperts, arrange, choose
 SHARED = 227 * 1024  # bytes that a program can have
 ROUNDS = 5
 TRIED = ((16, 32, 64, 128), (32, 64, 128, 256), (64, 128), (4, 8), (2, 3, 4, 5))
-"""Rows, outputs, inputs, warps and stages."""
+"""TileRows, outputs, inputs, warps and stages."""
 MOST_SUMS = 2**15  # elements of a tile of results
 
 
-class Case(NamedTuple):
+class MixtureCase(NamedTuple):
     """A mixture's layers, and rows to multiply.
 
     Attributes:
@@ -65,12 +65,12 @@ def candidates() -> Iterator[ProductTiles]:
             yield sizes
 
 
-def case_of(shape: MixtureShape, tokens: int, layers: int) -> Case:
+def case_of(shape: MixtureShape, tokens: int, layers: int) -> MixtureCase:
     device = torch.device("cuda")
     made = [random_mixture(device, shape, seed) for seed in range(layers)]
     kernels = [found for layer in made if (found := KernelExperts.of(layer)) is not None]
     x = torch.randn((tokens, shape.hidden), dtype=torch.bfloat16, device=device)
-    return Case(kernels, x, *choose(made[0].routing, made[0].router(x)))  # type: ignore[arg-type] # a plain routing
+    return MixtureCase(kernels, x, *choose(made[0].routing, made[0].router(x)))  # type: ignore[arg-type] # a plain routing
 
 
 def use(sizes: ProductTiles, layers: Sequence[KernelExperts]) -> list[KernelExperts]:
@@ -95,7 +95,7 @@ def compiled(sizes: ProductTiles) -> str:
     return ""
 
 
-def run_next(case: Case, turn: Iterator[KernelExperts], rows: int) -> None:
+def run_next(case: MixtureCase, turn: Iterator[KernelExperts], rows: int) -> None:
     case.run(next(turn), rows)
 
 

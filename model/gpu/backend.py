@@ -23,6 +23,7 @@ from model.gpu.float8_product import Float8Product, can_multiply
 from model.gpu.graphs import CudaRecorder, GraphDecoder, most_graph_tokens
 from model.gpu.graphs import why_not as why_no_graphs
 from model.gpu.group_linear import GroupProduct
+from model.gpu.mixtures import run_all_tiles
 from model.gpu.parts import with_kernels
 from model.gpu.states import why_not as why_no_states
 from model.gpu.working_memory import CudaMemory, measure_steps
@@ -41,7 +42,7 @@ LEAST_CAPABILITY = 8  # compute capability with asynchronous copies and bfloat16
 
 @dataclass(frozen=True, slots=True)
 class TritonBackend:
-    """`Backend` of Triton's kernels: attention and small operations by kernels, large products by torch.
+    """`Backend` of Triton's kernels: attention, mixtures, small operations by kernels, other large products by torch.
 
     Products of few rows with weights in groups are a kernel's.
 
@@ -128,12 +129,13 @@ class TritonBackend:
     def model(self, decoder: Decoder, attention: AttentionBackend, sizes: StepSizes) -> Model:
         made, tokens = with_kernels(decoder), decoder.embedding.tokens
         prepare_draws(tokens.vocabulary, tokens.device)
+        run_all_tiles(made, getattr(torch, self.dtype), tokens.device, sizes.tokens)
         if reason := why_no_graphs(made):
             log.info("steps are run launch by launch, not as CUDA graphs: %s", reason)
             return made
         model = GraphDecoder(made, cast(TritonAttention, attention), sizes, CudaRecorder())
         log.info("%d kernels were compiled", self.compilations.count)
-        # All that a step can need was run by now: measured steps, graphs, draws.
+        # By now the kernels of measured steps, graphs, mixtures and draws have run.
         self.compilations.expect_none()
         return model
 

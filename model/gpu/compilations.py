@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from triton import knobs
 
@@ -30,7 +30,7 @@ class Compilations:
         self._serving = False
 
     def watch(self) -> None:
-        """Asks Triton to report compilations. Other hooks that are there keep working."""
+        """Asks Triton to report compilations here alone. Others' hooks keep working."""
         runtime = knobs.runtime
         runtime.jit_cache_hook = _chained(runtime.jit_cache_hook, self._begin)
         runtime.jit_post_compile_hook = _chained(runtime.jit_post_compile_hook, self._end)
@@ -58,12 +58,18 @@ class Compilations:
             log.warning("a step waited %.1f s for a kernel: %s", seconds, about.get("repr", "?"))
 
 
-def _chained(other: Hook | None, own: Hook) -> Hook:
-    """Returns a hook that calls both. The other one may say that there is nothing to compile."""
+class ChainedHook(NamedTuple):
+    """A hook behind another one, which may say that there is nothing to compile."""
 
-    def hook(**about: Any) -> Any:
-        if other is not None and (done := other(**about)):
+    other: Hook | None
+    own: Hook
+
+    def __call__(self, **about: Any) -> Any:
+        if self.other is not None and (done := self.other(**about)):
             return done
-        return own(**about)
+        return self.own(**about)
 
-    return hook
+
+def _chained(other: Any, own: Hook) -> ChainedHook:
+    """Returns a hook behind another one. One of an earlier `watch` ends: a process has one model at a time."""
+    return ChainedHook(other.other if isinstance(other, ChainedHook) else other, own)

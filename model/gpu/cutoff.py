@@ -17,6 +17,7 @@ from torch import Tensor
 
 from model.gpu.sampler import BLOCK, LAST, block_of, mixed_bits, readable
 from model.sampling.sampler import Draws, Ints, on_device
+from model.sampling.sampler import draw_from_top as sorted_draw
 
 LISTED = 4096
 """Most tokens of a list."""
@@ -27,8 +28,15 @@ BINS, OF_ONE = tl.constexpr(128), tl.constexpr(4.0)
 ONE = tl.constexpr(2.0**44)
 """Weight of the largest logit. So many tokens together stay below 2^63."""
 MOST_VOCABULARY = 2**19 - 1
-ROW, PLACE, KEY, TEMPERATURE, LEAST, TOP_K, TOP_P, COLUMNS = (tl.constexpr(i) for i in range(8))
-"""Columns of controls: row of the logits, index in the result, key of the noise; float64 by their bits but top_k."""
+# Columns of controls, int64 each.
+ROW = tl.constexpr(0)  # row of the logits
+PLACE = tl.constexpr(1)  # index in the result
+KEY = tl.constexpr(2)  # key of the noise
+TEMPERATURE = tl.constexpr(3)  # bits of a float64
+LEAST = tl.constexpr(4)  # log of min_p, bits of a float64
+TOP_K = tl.constexpr(5)  # 0 without one
+TOP_P = tl.constexpr(6)  # bits of a float64
+COLUMNS = tl.constexpr(7)  # their number
 
 
 @triton.jit
@@ -85,8 +93,8 @@ def bound_draws(
         # The bin of the k-th token: all bins before it have fewer. top_p needs the sum of all that top_k leaves.
         last = tl.minimum(last, tl.sum((tl.cumsum(count, 0) < top_k).to(tl.int32), 0))
     else:
-        # No token of a bin is heavier than its upper edge. Of the bins behind the last one all are cut off: together
-        # they have less than is cut off, with room for rounding.
+        # No token of a bin is heavier than its upper edge. All bins behind the last one are cut off, for together they
+        # have less than is cut off, with room for rounding.
         most = count.to(tl.float64) * tl.exp(-number.to(tl.float64) / OF_ONE) * ONE
         behind = tl.cumsum(most, 0, reverse=True) - most
         cut_off = 0.999 * (1.0 - top_p) * total.to(tl.float64)
@@ -289,14 +297,11 @@ def draw_from_top(
 
     Returns:
         The tensor with the tokens.
-
-    Raises:
-        ValueError: The vocabulary is too large for exact sums.
     """
     logits, n, vocabulary = readable(logits), len(draws.rows), logits.shape[1]
-    if vocabulary > MOST_VOCABULARY:
-        raise ValueError(f"the vocabulary has {vocabulary} tokens, top_k and top_p work with {MOST_VOCABULARY}")
     tokens, places = into or (torch.empty(n, dtype=torch.int64, device=logits.device), np.arange(n))
+    if vocabulary > MOST_VOCABULARY:  # sums would not be exact
+        return tokens.index_copy_(0, on_device(logits, places), sorted_draw(logits, draws))
     controls = on_device(logits, _columns(draws, places, vocabulary))
     best, blocks = logits.amax(-1) if best is None else best, triton.cdiv(vocabulary, BLOCK)
     totals, sums = (controls.new_empty(shape) for shape in ((n, blocks), (n,)))

@@ -95,9 +95,7 @@ def _drawn(logits: Tensor, best: Tensor, tokens: Tensor, which: Ints, draws: Dra
     return tokens
 
 
-def _packed_results(
-    logits: Tensor, best: Tensor, tokens: Tensor, normal: Tensor, wanted: Ints
-) -> tuple[Tensor, int]:  # fmt: skip
+def _packed_results(logits: Tensor, best: Tensor, tokens: Tensor, normal: Tensor, wanted: Ints) -> tuple[Tensor, int]:
     """Packs the results of draws for one transfer.
 
     Returns:

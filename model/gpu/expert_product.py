@@ -3,8 +3,9 @@
 Experts' weights stay where they were loaded, each in its own memory. A kernel gets the address of the first expert's,
 and how far the others' are from there.
 
-Invariant: a row's result is one sum over its inputs in an order that neither the other rows nor the row's place among
-them changes.
+Invariant: with one size of tiles a row's result is one sum over its inputs in an order that neither the other rows nor
+the row's place among them changes. How many places a step has chooses the size. Between sizes results agree within
+rounding: products of few rows and of many are other instructions.
 """
 
 import triton

@@ -41,12 +41,12 @@ TILES = (
 WIDE, WIDE_BYTES = ProductTiles(128, 256, 64, 8, 3), 147_456
 """Sizes in place of the last ones where a program can have so much shared memory: 4 % faster there."""
 GROUP_ROWS, GROUP_OUTPUTS, GROUP_STAGES = (16, 32, 64, 64), 32, 4
-"""Rows of a tile for weights in groups; outputs of a program."""
-Rows = tuple[int, int, int, int]
-"""Rows of a tile: the more places there are, the more."""
+"""For weights in groups: rows of a tile, outputs of a program, Triton's num_stages."""
+TileRows = tuple[int, int, int, int]
+"""TileRows of a tile: the more places there are, the more."""
 
 
-class Routes(NamedTuple):
+class RoutedPlaces(NamedTuple):
     """Experts of a step's tokens. A place is a token with one of its experts.
 
     Attributes:
@@ -75,7 +75,10 @@ class Routes(NamedTuple):
 class ExpertProduct(Protocol):
     """One product of each expert."""
 
-    def __call__(self, x: Tensor, routes: Routes, used: int, weigh_inputs: bool, weigh_outputs: bool) -> Tensor:
+    @property
+    def inputs(self) -> int: ...
+
+    def __call__(self, x: Tensor, routes: RoutedPlaces, used: int, weigh_inputs: bool, weigh_outputs: bool) -> Tensor:
         """Multiplies each place's row with the weights of its expert.
 
         Args:
@@ -118,7 +121,7 @@ class Scattered(NamedTuple):
 
     @property
     def aligned(self) -> bool:
-        """Whether all lie at multiples of 16 elements."""
+        """Whether the first one lies at a multiple of 16 bytes, and the others at multiples of 16 elements from it."""
         return self.first.data_ptr() % 16 == 0 and not bool((self.at % 16).any())
 
 
@@ -153,7 +156,11 @@ class PlainExperts:
             return None
         return cls(weights, biases, weights.aligned, tiles_for(weights.first.device), plain)
 
-    def __call__(self, x: Tensor, routes: Routes, used: int, weigh_inputs: bool, weigh_outputs: bool) -> Tensor:
+    @property
+    def inputs(self) -> int:
+        return self.weights.first.shape[1]
+
+    def __call__(self, x: Tensor, routes: RoutedPlaces, used: int, weigh_inputs: bool, weigh_outputs: bool) -> Tensor:
         weight, bias = self.weights, self.biases
         outputs, width = weight.first.shape
         sizes = fitted(next(one for one in self.tiles if one.rows == routes.rows), width, x.dtype)
@@ -198,7 +205,11 @@ class GroupExperts:
             return None
         return None if None not in of_offsets and offsets is None else cls(values, scales, offsets, biases, grouped)
 
-    def __call__(self, x: Tensor, routes: Routes, used: int, weigh_inputs: bool, weigh_outputs: bool) -> Tensor:
+    @property
+    def inputs(self) -> int:
+        return self.products[0].inputs
+
+    def __call__(self, x: Tensor, routes: RoutedPlaces, used: int, weigh_inputs: bool, weigh_outputs: bool) -> Tensor:
         first, bias = self.products[0], self.biases
         part, offsets = first.parts[0], self.offsets if self.offsets is not None else self.scales
         if weigh_inputs:

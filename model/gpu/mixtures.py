@@ -1,7 +1,7 @@
 """Mixtures of experts as a few launches for all experts. They wait for nothing, so a CUDA graph can have them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Self
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from model.blocks import MLP, Experts, GatedMLP, Norm
 from model.forward import ForwardBatch
 from model.gpu.expert_choice import add_places, arrange_places, choose_experts, count_places
-from model.gpu.expert_weights import GROUP_ROWS, TILES, ExpertProduct, PlainExperts, Routes, Rows, product_of
+from model.gpu.expert_weights import GROUP_ROWS, TILES, ExpertProduct, PlainExperts, RoutedPlaces, TileRows, product_of
 from model.gpu.rows import gate_rows
 from model.layers import Product, activated, gated, silu
 from model.routing import AnyRouting, Routing
@@ -29,7 +29,7 @@ APART = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelExperts:
-    """`model.blocks.Experts` by kernels.
+    """`model.blocks.Experts` by kernels, whose bits depend on the number of tokens: see `model.gpu.expert_product`.
 
     Attributes:
         router: See `Experts`.
@@ -41,7 +41,7 @@ class KernelExperts:
         first: First product of each expert.
         down: Last product of each expert.
         activate: Maps results of the first to inputs of the last: [places, outputs] to [places, inputs].
-        rows: Rows of a tile.
+        rows: TileRows of a tile.
     """
 
     router: Product
@@ -53,7 +53,7 @@ class KernelExperts:
     first: ExpertProduct
     down: ExpertProduct
     activate: Callable[[Tensor], Tensor]
-    rows: Rows
+    rows: TileRows
 
     @classmethod
     def of(cls, mixture: Experts) -> Self | None:
@@ -83,7 +83,7 @@ class KernelExperts:
         add_places[(len(x), triton.cdiv(width, BLOCK))](out, made, width, USED=routes.used, BLOCK=BLOCK)
         return out
 
-    def _routes(self, logits: Tensor) -> Routes:
+    def _routes(self, logits: Tensor) -> RoutedPlaces:
         """Chooses the experts of tokens, by logits [tokens, experts]."""
         if isinstance(self.routing, Routing):
             weights, chosen = choose(self.routing, logits)
@@ -91,6 +91,35 @@ class KernelExperts:
             weights, chosen = self.routing(logits.float())
             chosen = chosen.to(torch.int32)
         return arrange(weights, chosen, self.experts, self.rows)
+
+
+def mixtures_of(part: object) -> Iterator[KernelExperts]:
+    """Yields the mixtures of a model, or of a part of one."""
+    if isinstance(part, KernelExperts):
+        yield part
+    elif isinstance(part, list | tuple):
+        for one in part:
+            yield from mixtures_of(one)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from mixtures_of(getattr(part, field.name))
+
+
+def run_all_tiles(model: object, dtype: torch.dtype, device: torch.device, most: int) -> None:
+    """Runs each mixture of a model with tiles of all sizes, so that all kernels are compiled.
+
+    Args:
+        model: The model.
+        dtype: Dtype of activations.
+        device: Its device.
+        most: Tokens of the largest step.
+    """
+    for mixture in mixtures_of(model):
+        used, experts = mixture.routing.used, mixture.experts
+        few = (1, experts // (APART * used) + 2)  # each place a tile, and in order
+        for tokens in (*few, *(places * experts // used + 1 for places in MOST_PLACES)):
+            if tokens <= most:
+                mixture(torch.zeros((tokens, mixture.first.inputs), dtype=dtype, device=device))
 
 
 def choose(routing: Routing, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,18 +146,18 @@ def choose(routing: Routing, logits: Tensor) -> tuple[Tensor, Tensor]:
     return weights, chosen
 
 
-def arrange(weights: Tensor, chosen: Tensor, experts: int, rows: Rows) -> Routes:
+def arrange(weights: Tensor, chosen: Tensor, experts: int, rows: TileRows) -> RoutedPlaces:
     """Divides places into tiles of one expert each.
 
     Args:
         weights: [tokens, used] float32.
         chosen: [tokens, used] int32.
         experts: The number of experts.
-        rows: Rows of a tile.
+        rows: TileRows of a tile.
     """
     used, places = chosen.shape[1], chosen.numel()
     if len(chosen) == 1 or places * APART <= experts:
-        return Routes(used, weights, chosen, chosen, chosen, places, rows[0])
+        return RoutedPlaces(used, weights, chosen, chosen, chosen, places, rows[0])
     size = rows[sum(places > most * experts for most in MOST_PLACES)]
     most = min(places, places // size + min(places, experts))
     counts, order, tiles = chosen.new_empty(experts), chosen.new_empty(places), chosen.new_empty((most, 3))
@@ -136,7 +165,7 @@ def arrange(weights: Tensor, chosen: Tensor, experts: int, rows: Rows) -> Routes
     arrange_places[(experts,)](
         order, tiles, counts, chosen, places, most, ROWS=size, EXPERTS=triton.next_power_of_2(experts), BLOCK=BLOCK
     )
-    return Routes(used, weights, chosen, tiles, order, most, size)
+    return RoutedPlaces(used, weights, chosen, tiles, order, most, size)
 
 
 def silu_gated(gate_up: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from model.gpu.attention_backend import TritonAttention
 from model.gpu.cutoff import scratch_bytes
 
 LOGIT_BYTES = 40
-"""Bytes for each logit of a step beside those that are sorted: changed by controls, and copied for alternatives."""
+"""Bytes for each logit of a step: changed by controls, and copied and ordered for alternatives."""
 
 
 class DeviceMemory(Protocol):

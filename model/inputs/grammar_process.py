@@ -29,7 +29,7 @@ from model.inputs.grammars import FIRST_SPECIAL, ByteVocabulary, GrammarRefused,
 from model.inputs.process_limits import limit_memory
 from scheduler.structured import CHOICE
 
-SEARCH_SECONDS, WIDE = 0.03, 48  # for a short output; alternatives that are looked at
+SEARCH_SECONDS, WIDE = 0.06, 48  # for a short output; alternatives that are looked at
 TOKENS, SLOW = 24, 0.05  # that are drawn; seconds of processor time for one, which a step of an engine would wait for
 DRAWING_SECONDS = 0.1  # for all of them
 STACK = 4 * 2**20  # bytes; engines have 8 MiB

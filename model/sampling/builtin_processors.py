@@ -204,8 +204,8 @@ class ReasoningLimit(BuiltIn):
         """Makes the limit of these fields."""
         self._most, self._begin, self._end = params.reasoning_tokens, params.reasoning_begin, params.reasoning_end
         self._reasons, self._again = params.reasons, params.reasons_again
-        # A constraint forbids the end within a character of several tokens, which has to be completed first.
-        self._others = 2 * FINITE if params.grammar else -torch.inf
+        # A constraint forbids the end within a character of several tokens: the model completes it first.
+        self._constrained = bool(params.grammar)
         self._count = self._position = 0
         self._last: tuple[int, ...] = ()
 
@@ -233,18 +233,24 @@ class ReasoningLimit(BuiltIn):
     @classmethod
     def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], positions: Ints) -> None:  # noqa: ARG003
         forced = [one.forced() for one in processors]
-        ends = np.array([bool(ids) for ids in forced])
-        if ends.any():
-            places = _places(logits, rows[ends], [np.array(ids, np.int64) for ids in forced if ids])
-            kept = logits.view(-1).index_select(0, places)
-            others = [one._others for one, ids in zip(processors, forced, strict=True) if ids]
-            which = _on(logits, rows[ends])
-            most = torch.tensor(others, device=logits.device)[:, None]
-            logits.index_copy_(0, which, torch.minimum(logits.index_select(0, which), most))
-            _put(logits, places, kept.clamp_(min=FINITE))
+        for constrained in (False, True):
+            which = [i for i, ids in enumerate(forced) if ids and processors[i]._constrained == constrained]
+            if not which:
+                continue
+            own = rows[which]
+            places = _places(logits, own, [np.array(forced[i], np.int64) for i in which])
+            on_device = _on(logits, own)
+            if constrained:
+                top = logits.index_select(0, on_device).amax(-1)
+                _put(logits, places, torch.where(top == -torch.inf, FINITE, top + ABOVE))
+            else:
+                kept = logits.view(-1).index_select(0, places)
+                logits.index_fill_(0, on_device, -torch.inf)
+                _put(logits, places, kept.clamp_(min=FINITE))
 
 
 FINITE = -1e30  # logit at which a token that another control forbids can be drawn where nothing else can
+ABOVE = 1e4  # distance of a logit above all others, of which none is drawn then
 
 BUILT_IN: tuple[type[BuiltIn], ...] = (
     AllowedTokens,

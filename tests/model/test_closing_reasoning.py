@@ -12,10 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from model.inputs import grammar_process
 from model.inputs.chat_output.chat_output import ChatOutput
 from model.inputs.chat_output.grammar_form import OutputForm
 from model.inputs.completion import Completions
-from model.inputs.grammar_process import answer_to, encoded, output_grammar, tokenizer_of
+from model.inputs.grammar_process import WIDE, answer_to, encoded, output_grammar, tokenizer_of
 from model.inputs.grammars import FIRST_SPECIAL
 from model.structured.closing import Closing
 from model.structured.forbidding import forbid
@@ -38,6 +39,14 @@ WANTED = {
 SPECIAL = {5: "<think>", 6: "</think>", 7: "<tool_call>", 8: "</tool_call>"}
 CASES = [("call", True), ("call", False), ("answer", True), ("answer", False)]
 BEGUN = "<think>\n"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that runs out of time finds less, as beside other tests."""
+    monkeypatch.setattr(
+        grammar_process, "completions_of", lambda special: Completions(tokenizer_of(special), 10.0, WIDE, WIDE)
+    )
 
 
 @cache

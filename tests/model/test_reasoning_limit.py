@@ -71,15 +71,15 @@ def test_a_constraint_may_forbid_its_end_for_a_while() -> None:
     )  # fmt: skip
     limit = ReasoningLimit.of(params, NO_PROMPT)
     assert limit is not None
-    logits = torch.zeros(VOCABULARY)
+    logits = torch.arange(VOCABULARY).float()
     logits[5] = -torch.inf
-    changed = limit.apply(logits, 0)
-    draws = torch.softmax(changed, -1)
-    assert draws[2] == 1.0
+    changed = limit.apply(logits.clone(), 0)
+    assert torch.softmax(changed, -1)[2] == 1.0
     changed[2] = -torch.inf
-    draws = torch.softmax(changed, -1)
-    assert draws[2] == draws[5] == 0.0
-    assert draws.sum() == 1.0
+    logits[2] = -torch.inf
+    assert torch.equal(changed, logits), "the model's own preference"
+    nothing = limit.apply(torch.full((VOCABULARY,), -torch.inf), 0)
+    assert torch.nonzero(nothing > -torch.inf).flatten().tolist() == [2]
 
 
 def test_without_a_bound_there_is_none() -> None:

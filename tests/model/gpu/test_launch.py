@@ -27,7 +27,7 @@ from model.gpu.expert_choice import add_places, arrange_places, choose_experts, 
 from model.gpu.expert_product import multiply_experts
 from model.gpu.group_linear import MOST_ROWS, GroupProduct
 from model.gpu.group_product import multiply_groups
-from model.gpu.mixtures import silu_gated
+from model.gpu.mixtures import run_all_tiles, silu_gated
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
 from model.gpu.recurrence import convolve_pieces, keep_windows, recur_tokens
 from model.gpu.rows import gate_rows, norm_rows, rotate_rows
@@ -162,10 +162,13 @@ def test_mixtures_are_compiled_once_for_each_size_of_tiles(compiled: Callable[[A
     shape = MixtureShape(16, 2, 64, 32)
     made = by_kernels(random_mixture(CPU, shape, 0, torch.float16))
     kernels = (choose_experts, count_places, arrange_places, multiply_experts, add_places)
+    run_all_tiles([made], torch.float16, CPU, 8192)
+    # Few, and more, and many rows; directly; of both products.
+    ready = [1, 1, 4, 10, 1]
+    assert [compiled(kernel) for kernel in kernels] == ready
     for tokens in (1, 2, 60, 61, 150, 151, 300, 400):
         made(torch.zeros((tokens, 64), dtype=torch.float16))
-    # Few, and more, and many rows; directly; of both products.
-    assert [compiled(kernel) for kernel in kernels] == [1, 1, 4, 10, 1]
+    assert [compiled(kernel) for kernel in kernels] == ready
 
 
 def test_draws_from_the_top_are_compiled_once(compiled: Callable[[Any], int]) -> None:
