@@ -115,9 +115,10 @@ def draw(device: torch.device) -> Made:
 
 
 def draw_from_top(
-    device: torch.device, rows: int = ROWS, spread: float = 6.0, ops: LogitOps | None = None, top_k: int = 20
+    device: torch.device, rows: int | None = None, spread: float = 6.0, ops: LogitOps | None = None, top_k: int = 20
 ) -> Made:  # fmt: skip
     """Draws with top_p 0.9. A spread of 1 is a flat distribution, of which nothing can be left out beforehand."""
+    rows = ROWS if rows is None else rows
     logits, draws = spread * torch.randn((rows, VOCABULARY), device=device), draws_of(rows, top_k, 0.9)
     made = GpuOps() if ops is None else ops
     return logits.nbytes, lambda: made.draw_from_top(logits, draws)

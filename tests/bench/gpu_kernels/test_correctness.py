@@ -69,7 +69,7 @@ def test_all_of_it_is_told() -> None:
     parts, attention = bench.report.tables
     assert [row["verdict"] for row in attention.rows] == ["right"]
     assert {row["verdict"] for row in parts.rows} == {"right"}
-    assert len(parts.rows) == 20
+    assert len(parts.rows) == 23
     assert bench.report.failures == []
 
 

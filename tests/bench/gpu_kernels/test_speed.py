@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bench.on_gpu import attention_speed, ceilings, parts_speed
+from bench.on_gpu import attention_speed, ceilings, mixtures, parts_speed
 from bench.on_gpu.bench import Bench, Ceilings
 from bench.on_gpu.budget import Budget
 from bench.on_gpu.report import ATTENTION_GOAL, Report
@@ -80,9 +80,24 @@ def test_other_kernels(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         "KV write, bfloat16": 4 * 20 * 64 * 2, "KV write, fp8": 2 * 20 * 64 * 2 + 2 * 20 * (64 + 2 * 4),
         "norm": 2 * 20 * 64 * 2, "norm of a sum": 4 * 20 * 64 * 2, "rotation of queries and keys": 2 * 20 * 6 * 32 * 2,
         "gate": 3 * 20 * 96 * 2, "sampler: summary": 3 * 500 * 4, "sampler: draw": 3 * 500 * 4,
+        "sampler: top_k 20, top_p 0.9": 3 * 500 * 4, "sampler: top_p 0.9": 3 * 500 * 4,
+        "sampler: top_p 0.9, flat": 3 * 500 * 4, "sampler: top_k 20, top_p 0.9, one row": 500 * 4,
+        "torch's sort: top_k 20, top_p 0.9, 32 rows": 32 * 500 * 4,
         "short convolution": 2 * 20 * 48 * 4, "delta rule, prefill": 20 * 4 * (16 + 16 + 2 * 16),
         "delta rule, decode": 2 * 3 * 4 * 2 * 16 * 8,
     })  # fmt: skip
+
+
+def test_mixtures(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixtures, "SHAPES", {"small": mixtures.MixtureShape(4, 2, 32, 16)})
+    for name, value in (("TOKENS", (1, 6)), ("ROTATED", 2**14), ("ROUNDS", 1)):
+        monkeypatch.setattr(mixtures, name, value)
+    mixtures.mixtures(bench)
+    (table,) = bench.report.tables
+    assert bench.report.failures == []
+    assert [row["mixture, tokens"] for row in table.rows] == ["small, 1", "small, 6"]
+    assert table.rows[0]["experts"] == 2
+    assert all(row["of the floor"] > 0 for row in table.rows)
 
 
 def test_a_kernel_reads_all() -> None:
