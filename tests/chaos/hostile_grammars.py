@@ -55,7 +55,7 @@ class CountedProcess(LineProcess):
 
 @dataclass
 class Campaign:
-    """What happened.
+    """Counts of a campaign.
 
     Attributes:
         outcomes: Count by kind of constraint and outcome.

@@ -20,7 +20,7 @@ PRODUCT = grammar_of("json_schema", json.dumps({"allOf": PATTERNS}))
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1_000_000, 2_000_000])
 def test_each_is_served_or_refused_and_harms_no_other(seed: int) -> None:
-    """What takes too long is ended by the kernel, by processor time."""
+    """The kernel ends a trial that takes too long, by processor time."""
     with campaign(vocabulary=2000) as made:
         for number in range(seed, seed + 400):
             made.send(draw(number))

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Run(NamedTuple):
-    """What a grammar did.
+    """Outcome of a grammar.
 
     Attributes:
         fault: Why it ended its request; "" for a grammar that was served.

@@ -96,7 +96,7 @@ def test_more_tokens_than_a_list_has(controls: dict[str, Any], monkeypatch: pyte
 
 
 def test_the_sum_of_what_top_k_leaves_is_whole() -> None:
-    """What top_p cuts off of it counts as well: seen on an H200, where more examples are drawn."""
+    """The sum has what top_p cuts off of it as well: seen on an H200, where more examples are drawn."""
     check(logits_of(2, 22, 1.0, 4), draws_of(2, 0.75, 18, 0.75, seed=4))
     for top_k in (9, 18, 21, 22, 23):
         check(logits_of(12, 22, 1.0, top_k), draws_of(12, 0.75, top_k, 0.75, seed=top_k))
