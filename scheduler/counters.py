@@ -21,6 +21,7 @@ class Counters:
         peak: Most pages that were held at once.
         transferred: Pages that came from other engines.
         drafted: Draft tokens that were checked; of these `accepted` were drawn too.
+        jumped: Output tokens that a constraint left no choice of, and that were not drawn.
     """
 
     steps: int = 0
@@ -34,6 +35,7 @@ class Counters:
     transferred: int = 0
     drafted: int = 0
     accepted: int = 0
+    jumped: int = 0
 
     def stats(
         self, rows: Rows, queue: Queue, cache: CacheManager, waiting_seconds: float, isolated: bool
@@ -74,4 +76,5 @@ class Counters:
             pages_transferred=self.transferred,
             draft_tokens=self.drafted,
             accepted_tokens=self.accepted,
+            jump_forward_tokens=self.jumped,
         )

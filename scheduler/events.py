@@ -233,6 +233,7 @@ class EngineStats:
         pages_transferred: Copied in from other engines.
         draft_tokens: Draft tokens that were computed and checked.
         accepted_tokens: Draft tokens that the model drew too.
+        jump_forward_tokens: Output tokens that a constraint left no choice of, and that were not drawn.
     """
 
     running: int = 0
@@ -269,6 +270,7 @@ class EngineStats:
     pages_transferred: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    jump_forward_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ from scheduler.backpressure import Backpressure
 from scheduler.drafting import Drafting, places
 from scheduler.events import EndReason, Logprobs, NewTokens, PromptPart
 from scheduler.in_flight import InFlight
+from scheduler.jump_forward import JumpForward
 from scheduler.rows import Index, Places
 from scheduler.running import Running
 from scheduler.step import NO_TOKEN, StepResult
@@ -16,10 +17,16 @@ class Results:
     """Takes in one step after the other: faults, pages to publish, tokens, and rounds of searches."""
 
     def __init__(
-        self, running: Running, cache: CacheManager, backpressure: Backpressure, drafting: Drafting | None = None
+        self,
+        running: Running,
+        cache: CacheManager,
+        backpressure: Backpressure,
+        drafting: Drafting | None = None,
+        jump_forward: JumpForward | None = None,
     ) -> None:
         self.rows, self.cache, self.backpressure = running.rows, cache, backpressure
         self._running, self._attempts, self._drafting = running, running.attempts, drafting
+        self._jump_forward = jump_forward
 
     def take(self, flown: InFlight, result: StepResult) -> tuple[NewTokens, tuple[PromptPart, ...]]:
         """Returns the step's new tokens, and logprobs of prompts."""
@@ -89,14 +96,18 @@ class Results:
         """Returns new tokens of sequences that are still there, and results of searches that are over now."""
         rows, tokens, logprobs = flown.drawing, result.tokens, result.logprobs
         rows_left = self.rows.departures != flown.departures
-        if all_drew and not self._running.beams and not rows_left:
+        jumps = self._jump_forward is not None and (len(result.jumps) or self._running.sitting_out)
+        if all_drew and not self._running.beams and not rows_left and not jumps:
             return self._new(rows, tokens, logprobs)
         valid = tokens >= 0
         if rows_left:  # one that ended or was preempted since it was planned has another serial: its token is dropped
             valid &= self.rows.serial[rows] == flown.serials[rows]
         searches = self.rows.searches[rows]
         taken = np.flatnonzero(valid & ~searches)
-        new = self._new(rows[taken], tokens[taken], logprobs.select(taken))
+        drawn = rows[taken], tokens[taken], logprobs.select(taken)
+        if jumps and self._jump_forward is not None:
+            drawn = self._jump_forward.take(result.jumps, *drawn)
+        new = self._new(*drawn, several=bool(jumps))
         offers = np.flatnonzero(valid & searches)
         for i in offers.tolist():
             row = flown.drawing[i]
@@ -105,10 +116,10 @@ class Results:
         found = self._search_on(np.unique(self.rows.attempt[flown.drawing[offers]]).tolist())
         return NewTokens.joined([new, *found]) if found else new
 
-    def _new(self, rows: Places, tokens: Index, logprobs: Logprobs) -> NewTokens:
-        """Commits drawn tokens and ends rows that drew their last one."""
+    def _new(self, rows: Places, tokens: Index, logprobs: Logprobs, several: bool = False) -> NewTokens:
+        """Commits drawn tokens and ends rows that drew their last one. several: of a row there may be several."""
         attempts, indices = self.rows.attempt[rows], self.rows.index[rows]
-        place = None if self._drafting is None else places(rows)
+        place = places(rows) if several or self._drafting is not None else None
         positions, stopped, full = self.rows.append(rows, tokens, place)
         for i in (stopped | full).nonzero()[0].tolist():
             self.backpressure.observe_output(int(positions[i]) + 1)

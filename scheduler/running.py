@@ -17,7 +17,7 @@ from scheduler.events import EndReason
 from scheduler.queue import Queue
 from scheduler.request import Request
 from scheduler.rows import Rows, Sequence
-from scheduler.step import Ints, Join, KVTransfer
+from scheduler.step import NO_JUMPS, Ints, Join, KVTransfer
 
 NO_ROWS: Ints = np.empty(0, np.int32)
 
@@ -31,6 +31,8 @@ class Running:
         joins: Sequences that took a row since the last plan.
         leaves: Rows that ended since the last plan.
         forced: Token that replaces a row's last draw, by row.
+        jumps: Tokens that follow a row's last draw without draws of their own, by row, with the position of the first.
+        sitting_out: Rows of which no step is planned until the draw that is in flight is known.
         held: Request by attempt, where waiting sequences are not admitted before a `Ready` (`scheduler.readiness`).
     """
 
@@ -42,6 +44,8 @@ class Running:
         self.joins: list[Join] = []
         self.leaves: list[int] = []
         self.forced: dict[int, int] = {}
+        self.jumps: dict[int, tuple[int, Ints]] = {}
+        self.sitting_out: set[int] = set()
         self.held: dict[int, Request] = {}
         self._cache, self._counters, self._holds = cache, counters, holds
 
@@ -61,6 +65,18 @@ class Running:
             return NO_PAIRS
         forced, self.forced = self.forced, {}
         return np.array(list(forced.items()), np.int32)
+
+    def take_jumps(self) -> Ints:
+        """Returns [n, 3] int32, as in the plan, and starts anew."""
+        if not self.jumps:
+            return NO_JUMPS
+        jumps, self.jumps = self.jumps, {}
+        return np.concatenate(
+            [
+                np.stack((np.full_like(tokens, row), np.arange(first, first + len(tokens), dtype=np.int32), tokens), 1)
+                for row, (first, tokens) in jumps.items()
+            ]
+        )
 
     def take_leaves(self) -> Ints:
         """Returns [n] int32, as in the plan, and starts anew."""
@@ -141,6 +157,8 @@ class Running:
         self.rows.remove(row)
         self._cache.release(row, last if last > self.retired else None)
         self.forced.pop(row, None)
+        self.jumps.pop(row, None)
+        self.sitting_out.discard(row)
         unplanned = [join for join in self.joins if join.row == row]
         if unplanned:
             self.joins.remove(unplanned[0])  # the executor has not heard of the row

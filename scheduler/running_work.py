@@ -62,6 +62,8 @@ class RunningWork:
         if self._drafts:
             # The token that a row with drafts in flight goes on with is known once they are checked.
             active = active[rows.drafts[active] == 0]
+        if self._running.sitting_out:
+            active = active[~np.isin(active, list(self._running.sitting_out))]
         places = active.astype(np.intp)
         starts = rows.scheduled[places]
         need = np.minimum(rows.length[places], rows.max_length[places] - 1) - starts

@@ -41,6 +41,7 @@ from scheduler.events import (
     StepOutputs,
 )
 from scheduler.in_flight import InFlight
+from scheduler.jump_forward import JumpForward
 from scheduler.lockstep import Lockstep
 from scheduler.policies import POLICIES
 from scheduler.policy import SchedulingPolicy
@@ -104,7 +105,8 @@ class Scheduler:
             settings, self._running, cache, self._admission, self.policy, self._drafting is not None
         )
         self._running_work = RunningWork(settings, self._running, cache, self.policy, self._drafting is not None)
-        self._results = Results(self._running, cache, self.backpressure, self._drafting)
+        self._jump_forward = JumpForward(self._running, self._counters) if settings.jump_forward else None
+        self._results = Results(self._running, cache, self.backpressure, self._drafting, self._jump_forward)
         self._in_flight: deque[InFlight] = deque()
         self._steps = 0
         self._swap_cost = SwapCost()
@@ -261,6 +263,7 @@ class Scheduler:
             logits,
             running.take_forced(),
             drafts,
+            running.take_jumps(),
         )
 
     def _forked(self, logits: Index) -> Index:
@@ -307,6 +310,8 @@ class Scheduler:
             if result.step % AUDIT_STEPS == 0:
                 self._audit()
             new, parts = self._results.take(flown, result)
+            if self._running.jumps or self._running.sitting_out:
+                self.lockstep.decoding = None
         new = new or NewTokens.none()
         ends, stats = self._attempts.take_ends(), self.stats()
         return StepOutputs(

@@ -44,6 +44,13 @@ class SchedulerSettings:
             "before, and checked in one pass. Output stays the same. 0: none.",
         },
     )
+    jump_forward: bool = field(
+        default=True,
+        metadata={
+            "help": "Put tokens that a constraint leaves no choice of, such as the names in a JSON schema, behind the "
+            "last one without a step of their own. Output stays the same."
+        },
+    )
     recompute: bool = field(
         default=False,
         metadata={

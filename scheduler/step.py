@@ -19,6 +19,7 @@ from scheduler.request import PromptImage
 Ints = NDArray[np.int32]
 
 FAULTED, NO_TOKEN = -1, -2
+NO_JUMPS: Ints = np.empty((0, 3), np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,8 +64,8 @@ def transfer_bytes(joins: Iterable[Join]) -> int:
 class StepPlan:
     """Changes and work of one engine step, as flat arrays.
 
-    Applied in this order: swap_outs, leaves, joins, forced, grown, copies, swap_ins, transfers of joins. Then the
-    slices are computed.
+    Applied in this order: swap_outs, leaves, joins, forced, jumps, grown, copies, swap_ins, transfers of joins. Then
+    the slices are computed.
 
     Attributes:
         step: Number of the step.
@@ -83,6 +84,8 @@ class StepPlan:
         forced: [n, 2] int32. Row, and the token that replaces its last draw.
         drafts: [n, 2] int32. Row, and a token computed behind the row's last one as though it had been drawn; a row's
             drafts stand together in order of position. The row draws at its last token and at each draft.
+        jumps: [n, 3] int32. Row, position in its sequence, and a token that follows the row's last draw without one of
+            its own (`scheduler.jump_forward`). A row's tokens stand together in order of position.
     """
 
     step: int
@@ -97,6 +100,7 @@ class StepPlan:
     logits: Ints
     forced: Ints
     drafts: Ints = field(default_factory=lambda: NO_DRAFTS)
+    jumps: Ints = field(default_factory=lambda: NO_JUMPS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +119,8 @@ class StepResult:
         prompt_parts: Row, position of the first token, and logprobs of some tokens of its prompt.
         images_encoded: Images that were encoded.
         packing_seconds: Time to prepare the model's work.
+        jumps: [n, 2] int32. Row, and the only token that can follow what the row drew. A row's tokens stand together in
+            their order.
     """
 
     step: int
@@ -126,6 +132,7 @@ class StepResult:
     prompt_parts: tuple[tuple[int, int, Logprobs], ...] = ()
     images_encoded: int = 0
     packing_seconds: float = 0.0
+    jumps: Ints = field(default_factory=lambda: NO_DRAFTS)
 
 
 class Executor(Protocol):

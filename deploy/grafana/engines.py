@@ -156,11 +156,12 @@ STEPS = Row(
         ),
         Panel(
             "Draft tokens",
-            "Draft tokens checked a second, and those that the model drew too.",
+            "Draft tokens checked a second, and those that the model drew too; tokens that a constraint forced.",
             "none",
             (
                 Query(rate("quire_spec_decode_draft_tokens_total"), "checked {{model_name}}"),
                 Query(rate("quire_spec_decode_accepted_tokens_total"), "accepted {{model_name}}"),
+                Query(rate("quire_jump_forward_tokens_total"), "forced {{model_name}}"),
             ),
         ),
         Panel(

@@ -49,6 +49,10 @@ COUNTERS = {
     "preemptions": ("quire_num_preemptions", "Sequences that lost their pages to an older one."),
     "draft_tokens": ("quire_spec_decode_draft_tokens", "Draft tokens that were computed and checked."),
     "accepted_tokens": ("quire_spec_decode_accepted_tokens", "Draft tokens that the model drew too."),
+    "jump_forward_tokens": (
+        "quire_jump_forward_tokens",
+        "Output tokens that a constraint left no choice of, and that were not drawn.",
+    ),
     "images_encoded": ("quire_images_encoded", "Images that were encoded; one for each content."),
 }
 """Name and help text of each counter, by field of `EngineStats`."""

@@ -69,6 +69,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "steps_in_flight": st.integers(1, 2),
         "policy": st.sampled_from(SCHEDULING_POLICIES),
         "draft_tokens": st.integers(0, MOST_DRAFTS),
+        "jump_forward": st.booleans(),
         "recompute": st.booleans(),
     },
     QueueLimits: {

@@ -75,6 +75,8 @@ def alone(request: Request, index: int = 0) -> list[int]:
 class FakeExecutor:
     """faulty: for an attempt, the position whose computation fails. rows: the live mirrors by row.
 
+    jumps: most tokens that it offers behind a draw. jumped: tokens that it was told to put behind draws.
+
     found: by attempt, the cached tokens of each of its joins. came_with: by attempt, the tokens of its first join.
     recomputed: tokens that their sequence had had before.
     late: "token" and "fault", where a result came back for a row that another sequence had got meanwhile. taken_over:
@@ -86,6 +88,7 @@ class FakeExecutor:
     pages: int
     settings: SchedulerSettings
     faulty: Mapping[int, int] = field(default_factory=dict)
+    jumps: int = 0
     rows: dict[int, PlanChecker] = field(default_factory=dict)
     computed_tokens: int = 0
     recomputed: int = 0
@@ -96,6 +99,7 @@ class FakeExecutor:
     came_with: dict[int, int] = field(default_factory=dict)
     late: set[str] = field(default_factory=set)
     closed: int = 0
+    jumped: int = 0
 
     def __post_init__(self) -> None:
         # By layer group, since a page written for one of them holds nothing for another.
@@ -118,6 +122,7 @@ class FakeExecutor:
         self._leave(plan)
         self._join(plan)
         self._give(plan)
+        self._jump(plan)
         self._grow(plan)
         self._copy(plan.copies.tolist())
         self._believe(plan)
@@ -208,6 +213,28 @@ class FakeExecutor:
             right = mirror.waits or token == mirror.known[-1]
             law(right, f"row {row} is given {token}, the last of its draws that counts is {mirror.known[-1]}")
             mirror.known[-1], mirror.waits, mirror.rejected = token, False, False
+
+    def _jump(self, plan: StepPlan) -> None:
+        """Puts tokens behind draws: those that it has offered, all of them or the first."""
+        for row, position, token in plan.jumps.tolist():
+            law(row in self.rows, f"row {row} jumps and is free")
+            mirror = self.rows[row]
+            law(position == len(mirror.known), f"row {row} jumps at {position}, it has {len(mirror.known)} tokens")
+            law(mirror.computed <= mirror.drawn_at, f"row {row} jumps behind a draw that it has gone on from")
+            law(token == next_token(mirror.known, mirror.index), f"row {row} jumps to {token}, which was not offered")
+            mirror.known.append(token)
+            self.jumped += 1
+
+    def _offer(self, row: int) -> list[list[int]]:
+        """Tokens that a row's draw leaves no choice of: how many depends on the sequence's tokens alone."""
+        mirror = self.rows[row]
+        if mirror.broken or mirror.offers or mirror.stuck or mirror.drafts or mirror.known[-1] < 0:
+            return []
+        known, offered = list(mirror.known), list[list[int]]()
+        for _ in range(sum(known) % (self.jumps + 1)):
+            offered.append([row, next_token(known, mirror.index)])
+            known.append(offered[-1][1])
+        return offered
 
     def _grow(self, plan: StepPlan) -> None:
         owned = {page for mirror in self.rows.values() for page in mirror.pages()}
@@ -314,7 +341,14 @@ class FakeExecutor:
         offered = [candidates(self.rows[row].known) for _, row in logits]
         drawn = np.array(self._draw_all([row for _, row in logits]), np.int32)
         offers = [self.rows[row].offers for _, row in logits]
-        return StepResult(plan.step, drawn, logprobs_of(drawn, offers, offered), faults)
+        jumps = [offer for row in sorted({row for _, row in logits}) for offer in self._offer(row)]
+        return StepResult(
+            plan.step,
+            drawn,
+            logprobs_of(drawn, offers, offered),
+            faults,
+            jumps=np.array(jumps, np.int32).reshape(-1, 2),
+        )
 
     def _draft(self, plan: StepPlan) -> None:
         counts = {row: count for row, _, count in plan.slices.tolist()}
@@ -418,6 +452,7 @@ class FakeExecutor:
         if token in mirror.stuck:
             mirror.known.append(0)
             return NO_TOKEN
+        mirror.drawn_at = len(mirror.known)
         mirror.known.append(token)
         return token
 

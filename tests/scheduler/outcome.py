@@ -54,7 +54,9 @@ class Outcome:
         law(index in self.live, f"{name} has a token after its end")
         law(self.age is not None, f"{name} has a token before its start")
         law(outputs.positions[i] == len(self.output(index)), f"{name} has a gap or a duplicate")
-        if request.beam is None:
+        if request.beam is None and not probs.rank[i]:
+            law(probs.chosen[i] == 0, "a token that was not drawn has a logprob")
+        elif request.beam is None:
             law(probs.chosen[i] == -token, "a token has another's logprob")
             law(probs.top_ids[i, :2].tolist() == [token, token + 1], "a token has another's alternatives")
         else:

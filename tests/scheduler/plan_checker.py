@@ -68,6 +68,7 @@ class PlanChecker:
         bidirectional: Number of tokens at its front that one step computes, all that are left.
         drafts: Tokens that the step in flight computes behind its last one.
         rejected: It drew more than counts, so the last token that counts is to be forced.
+        drawn_at: Position of its last draw.
     """
 
     seed: int
@@ -86,6 +87,7 @@ class PlanChecker:
     bidirectional: int = 0
     drafts: list[int] = field(default_factory=list)
     rejected: bool = False
+    drawn_at: int = 0
 
     @property
     def key(self) -> tuple[int, int]:

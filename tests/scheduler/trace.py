@@ -9,7 +9,7 @@ def plan_bytes(plan: StepPlan) -> bytes:
     joins = [
         (j.row, j.tokens.dtype.str, j.tokens.tobytes(), j.prompt_count, repr(j.controls), j.index) for j in plan.joins
     ]
-    arrays = (plan.leaves, plan.grown, plan.copies, plan.freed, plan.slices, plan.logits, plan.forced)
+    arrays = (plan.leaves, plan.grown, plan.copies, plan.freed, plan.slices, plan.logits, plan.forced, plan.jumps)
     return repr((plan.step, joins, [(a.dtype.str, a.shape, a.tobytes()) for a in arrays])).encode()
 
 
