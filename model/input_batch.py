@@ -149,19 +149,23 @@ class InputBatch:
         self._images: dict[int, tuple[PromptImage, ...]] = {}
         self._rotary = RotaryRows(rows, rotary_axes) if rotary_axes > 1 else None
         self._drafts: dict[int, Ints] = {}  # by row, of the step that was applied last
+        self._jumped: dict[int, tuple[int, Ints]] = {}  # by row, a draw and what follows it, with the draw's position
 
     def apply(self, plan: StepPlan) -> None:
-        """Applies a plan's changes of rows: leaves, joins, forced tokens, drafts and new pages, in this order."""
+        """Applies a plan's changes of rows: leaves, joins, forced tokens, jumps, drafts and new pages, in order."""
         for row in plan.leaves.tolist():
             self._known[row] = None
             self._held[row] = 0
             self._place[row] = -1
             self._images.pop(row, None)
+            self._jumped.pop(row, None)
             self.controls.processors.leave(row)
         for join in plan.joins:
             self._join(join)
         for row, token in plan.forced.tolist():
             self._force(row, token)
+        if len(plan.jumps):
+            self._jump(plan.jumps)
         self._drafts = _by_row(plan.drafts) if len(plan.drafts) else {}
         group, row, index, page = plan.grown.T
         if len(page):
@@ -177,6 +181,7 @@ class InputBatch:
         self._held[row] = 0
         self._bidirectional[row] = join.bidirectional
         self._images.pop(row, None)
+        self._jumped.pop(row, None)
         if join.images:
             self._images[row] = join.images
         if self._rotary is not None:
@@ -192,6 +197,18 @@ class InputBatch:
         if self._history and known is not None:
             self._known[row] = np.append(known[:-1], np.int32(token))
 
+    def _jump(self, jumps: Ints) -> None:
+        """Puts tokens behind the last draws of rows. jumps: as in the plan."""
+        for row in np.unique(jumps[:, 0]).tolist():
+            _, positions, tokens = jumps[jumps[:, 0] == row].T
+            self.controls.processors.drew(np.full(len(tokens), row, np.int64), tokens)
+            known = self._known[row]
+            if not self._history:
+                self._jumped[row] = int(positions[0]) - 1, np.append(np.int32(self.last[row]), tokens)
+            elif known is not None:
+                self._known[row] = np.append(known, tokens)
+                self._known_count[row] += len(tokens)
+
     def expect(self, rows: NDArray[np.int64]) -> None:
         """Marks rows whose draws are in flight, until `arrived`.
 
@@ -200,18 +217,22 @@ class InputBatch:
         self._expected = rows
         self._place[rows] = np.arange(len(rows))
 
-    def arrived(self, tokens: Ints) -> None:
+    def arrived(self, tokens: Ints) -> NDArray[np.int64]:
         """Takes in the tokens that the expected rows drew.
 
         Rows that left or joined anew since are skipped: the token belongs to the row's earlier sequence.
 
         Args:
             tokens: [n] int32, in the order of the rows of `expect`.
+
+        Returns:
+            The other rows.
         """
         still = self._place[self._expected] == np.arange(len(tokens))
         rows, self._expected = self._expected[still], self._expected[:0]
         self._place[rows] = -1
         self.drew(rows, tokens[still])
+        return rows
 
     def drew(self, rows: NDArray[np.int64], tokens: Ints) -> None:
         """Records a token for each of these rows, below 0 for a row that drew none.
@@ -250,6 +271,10 @@ class InputBatch:
             if known is not None:
                 here = known[start[i] : start[i] + count[i]]
                 tokens[first[i] : first[i] + len(here)] = here  # drafts may follow in the same slice
+        for i in np.flatnonzero(np.isin(row, list(self._jumped))).tolist() if self._jumped else ():
+            begin, run = self._jumped[int(row[i])]
+            here = run[max(0, start[i] - begin) : max(0, start[i] + count[i] - begin)]
+            tokens[first[i] : first[i] + len(here)] = here
         # A drafted row's slice begins with the token of its last draw, and its drafts follow.
         if self._drafts:
             for i in np.flatnonzero(np.isin(row, list(self._drafts))).tolist():

@@ -193,11 +193,13 @@ class Runner:
         lost_all = len(found.faults) == len(flight.plan.slices)
         if lost_all:
             self.probe()
-        self.batch.arrived(found.tokens)
+        processors, drawing = self.batch.controls.processors, flight.plan.logits[:, 1].astype(np.int64)
+        found.logprobs.chosen[processors.forced(drawing)] = 0.0
+        jumps = processors.jumps(self.batch.arrived(found.tokens))
         self._results.append(
             StepResult(
                 flight.plan.step, found.tokens, found.logprobs, tuple(found.faults), flight.lost, flight.swapping,
-                packing_seconds=flight.packing,
+                packing_seconds=flight.packing, jumps=jumps,
             )
         )  # fmt: skip
         return lost_all
@@ -236,6 +238,8 @@ class Runner:
         self._compute(work.from_the_start() if self._recompute else work, found)
         if len(found.faults) == len(plan.slices):
             self.probe()  # all sequences failed, so the device may be at fault
+        processors = self.batch.controls.processors
+        found.logprobs.chosen[processors.forced(drawing)] = 0.0
         self.batch.drew(drawing, found.tokens)
         return StepResult(
             plan.step,
@@ -245,6 +249,7 @@ class Runner:
             tuple(found.spoilt),
             prompt_parts=tuple(found.prompt_parts),
             images_encoded=self._encoded - encoded,
+            jumps=processors.jumps(drawing),
         )
 
     @property

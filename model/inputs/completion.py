@@ -46,7 +46,7 @@ class Completions:
         """A token that ends a complete output."""
         self.ends: tuple[int, ...] = tuple(vocabulary.eos_tokens)
         """All such tokens."""
-        single = _tokens_of_bytes(vocabulary)
+        single = tokens_of_bytes(vocabulary)
         order = [*CLOSERS, *(byte for byte in range(256) if byte not in CLOSERS + SPACES), *SPACES]
         self._quote = single.get(ord('"'), -1)
         self._spaces = frozenset(single[byte] for byte in SPACES if byte in single)
@@ -171,7 +171,7 @@ class Completions:
                 yield [token]
 
 
-def _tokens_of_bytes(vocabulary: "LLTokenizer") -> dict[int, int]:
+def tokens_of_bytes(vocabulary: "LLTokenizer") -> dict[int, int]:
     """Returns the token of each byte that has one of its own."""
     found = dict[int, int]()
     for byte in range(256):

@@ -18,6 +18,7 @@ from model.sampling.sources import NO_SOURCES, ProcessorSources
 from model.structured.forbidding import Forbid, forbid
 from model.structured.grammar_mask import GrammarMask
 from scheduler.controls import NO_LOGITS_PARAMS
+from scheduler.drafts import NO_DRAFTS
 from scheduler.step import Join
 
 Ints = NDArray[np.int64]
@@ -44,6 +45,7 @@ class ProcessorRows:
         self.asking, self._sources = np.zeros(rows, np.bool_), sources
         self._rows: dict[int, list[tuple[int, Processor]]] = {}  # of a row, by index in KINDS
         self._masks: dict[int, GrammarMask] = {}  # of rows that have one
+        self._jumping: set[int] = set()  # of these, such as get forced tokens without draws
 
     def join(self, join: Join) -> None:
         """Makes the processors of a sequence that takes a row."""
@@ -55,8 +57,12 @@ class ProcessorRows:
         if self._sources.factories:
             made.append(UserProcessors.of(self._sources.factories, prompt, args_of(params)))
         self._masks.pop(row, None)
+        self._jumping.discard(row)
         if (mask := GrammarMask.of(params, self._sources.grammars)) is not None:
             self._masks[row] = mask
+            # Not where logprobs are reported, nor where another control might forbid what the constraint leaves.
+            if join.controls.top_logprobs < 0 and not (params.allowed or params.banned or self._sources.factories):
+                self._jumping.add(row)
         self._rows[row] = [(KINDS.index(type(one)), one) for one in made if one is not None]
         self.asking[row] = bool(self._rows[row]) or mask is not None
         for token in output.tolist() if self.asking[row] else ():
@@ -66,6 +72,7 @@ class ProcessorRows:
         """Drops the processors of a sequence that has ended."""
         self._rows.pop(row, None)
         self._masks.pop(row, None)
+        self._jumping.discard(row)
         self.asking[row] = False
 
     def drew(self, rows: Ints, tokens: NDArray[np.int32]) -> None:
@@ -78,6 +85,18 @@ class ProcessorRows:
             processor.drew(token)
         if (mask := self._masks.get(row)) is not None:
             mask.drew(token)
+
+    def forced(self, rows: Ints) -> NDArray[np.bool_]:
+        """Returns which rows draw a token that their constraint leaves no choice of, once their masks were applied."""
+        if not self._jumping:
+            return np.zeros(len(rows), np.bool_)
+        return np.array([row in self._jumping and self._masks[row].is_forced for row in rows.tolist()], np.bool_)
+
+    def jumps(self, rows: Ints) -> NDArray[np.int32]:
+        """Returns the tokens that must come next in these rows, as `StepResult.jumps`."""
+        jumping = [row for row in rows.tolist() if row in self._jumping] if self._jumping else []
+        found = [(row, token) for row in jumping for token in self._masks[row].jump()]
+        return np.array(found, np.int32) if found else NO_DRAFTS
 
     def closes(self, rows: Ints) -> bool:
         """Returns whether the draw of a row may have to be `settled`, for which the host must know it at once."""

@@ -57,6 +57,14 @@ class Closing:
         """Whether that may be so, while the token of one draw is not known yet."""
         return self._is_near(self._position + 1)
 
+    @property
+    def undisturbed(self) -> int:
+        """Number of next tokens before one that is looked at, or behind which completions are."""
+        if self._given_up:
+            return ANY
+        near = self._most - AHEAD * self._longest - MORE
+        return max(0, min(near - self._position, -(self._position + self._offset) % EVERY))
+
     def _is_near(self, position: int) -> bool:
         return not self._given_up and position + AHEAD * self._longest + MORE >= self._most
 

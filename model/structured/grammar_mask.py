@@ -11,6 +11,7 @@ from torch import Tensor
 from model.errors import RequestFault
 from model.structured.closing import Closing
 from model.structured.forbidding import Forbid
+from model.structured.forcing import Bits, Forcing
 from model.structured.grammar_store import GrammarStore
 from scheduler.controls import LogitsParams
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 FINITE = -1e30  # logit at which a forbidden end token can be drawn where nothing else can
 
 SLOW = 0.05  # seconds of processor time for a mask, or a token that is taken: those of other requests wait meanwhile
+LENIENCE = 0.05  # seconds, by which those of one output may exceed that together: a busy host adds to them
+MOST_JUMP = 64  # tokens
 TOO_SLOW = f"its grammar takes more than {SLOW * 1000:g} ms a token"
 
 Ints = NDArray[np.int64]
@@ -34,7 +37,7 @@ class GrammarMask:
     def __init__(
         self,
         matcher: "LLMatcher | RequestFault",
-        words: int = 0,
+        forcing: Forcing | None = None,
         closing: Closing | None = None,
         ends: Sequence[int] = (),
     ) -> None:
@@ -42,11 +45,13 @@ class GrammarMask:
 
         Args:
             matcher: Its matcher, or why its grammar has none, which `apply_rows` raises.
-            words: Words of 32 bits in a mask.
+            forcing: Computes masks, and finds forced tokens; None with a fault alone.
             closing: Closes the output in time; None where it may be cut off.
             ends: End tokens.
         """
-        self._matcher, self.words, self._closing, self._ends = matcher, words, closing, ends
+        self._matcher, self._forcing, self._closing, self._ends = matcher, forcing, closing, ends
+        self._next: tuple[Bits, list[int]] | None = None  # mask of the next draw, and forced tokens, where known
+        self._over = 0.0  # seconds that masks and tokens took beyond `SLOW`
 
     @property
     def near(self) -> bool:
@@ -64,7 +69,7 @@ class GrammarMask:
             matcher, closing = store.matcher(params.grammar, params.grammar_salt), None
             if params.grammar_tokens:
                 closing = Closing(store.completions, params.grammar_tokens, params.grammar_short, params.reasoning_end)
-            return cls(matcher, store.words, closing, store.completions.ends)
+            return cls(matcher, store.forcing, closing, store.completions.ends)
         except RequestFault as fault:
             return cls(fault)
 
@@ -77,12 +82,19 @@ class GrammarMask:
         """Records the next output token."""
         if self._closing is not None and not isinstance(self._matcher, RequestFault):
             self._closing.drew(self._matcher, token)
+        self._next = None
         if not isinstance(self._matcher, RequestFault):
             began = time.thread_time()
             if not self._matcher.consume_token(token):
                 self._matcher = _fault_of(self._matcher, f"token {token} of the output cannot follow those before it")
-            elif time.thread_time() - began > SLOW:
-                self._matcher = _fault_of(self._matcher, TOO_SLOW)
+            else:
+                self._charge(self._matcher, began)
+
+    def _charge(self, matcher: "LLMatcher", began: float) -> None:
+        """Ends an output whose tokens take too long. began: processor time of this thread before the last one."""
+        self._over += max(0.0, time.thread_time() - began - SLOW)
+        if self._over > LENIENCE:
+            self._matcher = _fault_of(matcher, TOO_SLOW)
 
     def settled(self, token: int) -> int:
         """Returns the token that is kept in place of a drawn one, so that the output can be completed in time."""
@@ -90,28 +102,71 @@ class GrammarMask:
             return token
         return self._closing.settled(self._matcher, token)
 
-    def _fill(self, bits: NDArray[np.int32]) -> bool:
-        """Writes the mask of the next draw, a bit a token, [ceil(vocabulary / 32)] int32.
+    @property
+    def is_forced(self) -> bool:
+        """Whether the next token is a forced one, once the mask of its draw is known."""
+        return self._next is not None and bool(self._next[1])
 
-        Returns:
-            Whether the sequence can only end.
+    def jump(self) -> list[int]:
+        """Returns tokens that must come next; most often there are none."""
+        try:
+            self._mask()
+            return self._following() if self.is_forced else []
+        except RequestFault:  # the next draw raises it
+            return []
+
+    def _following(self) -> list[int]:
+        room = MOST_JUMP if self._closing is None else min(MOST_JUMP, self._closing.undisturbed)
+        if isinstance(self._matcher, RequestFault) or self._next is None:
+            return []
+        tokens = self._next[1]
+        began, ahead, taken = time.thread_time(), self._matcher.deep_copy(), list[int]()
+        while tokens and len(taken) < room:
+            taken += tokens
+            if taken[-1] in self._ends or not ahead.consume_tokens(tokens):
+                break
+            tokens = self._look(ahead, began)[1]
+        self._charge(self._matcher, began)
+        return taken[:room]
+
+    def _mask(self) -> Bits:
+        """Returns the mask of the next draw.
 
         Raises:
             RequestFault: The matcher has failed.
         """
-        if not isinstance(self._matcher, RequestFault):
+        if isinstance(self._matcher, RequestFault):
+            raise self._matcher
+        if self._next is None:
             began = time.thread_time()
-            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-            what = "its grammar is too complex, or leads where nothing can follow"
-            if not self._matcher.is_error():
-                if time.thread_time() - began <= SLOW:
-                    self._forbid_ends(self._matcher, bits)
-                    return self._matcher.is_stopped()
-                what = TOO_SLOW
-            self._matcher = _fault_of(self._matcher, what)
-        raise self._matcher
+            self._next = self._look(self._matcher, began)
+            self._charge(self._matcher, began)
+        if isinstance(self._matcher, RequestFault):
+            raise self._matcher
+        return self._next[0]
 
-    def _forbid_ends(self, matcher: "LLMatcher", bits: NDArray[np.int32]) -> None:
+    def _look(self, matcher: "LLMatcher", began: float) -> tuple[Bits, list[int]]:
+        """Returns the mask of a state, and the tokens that must follow, of which a mask has the first alone.
+
+        Raises:
+            RequestFault: The matcher has failed.
+        """
+        if (forcing := self._forcing) is None:
+            raise TypeError("a matcher without the Forcing of its vocabulary")
+        bits = forcing.mask(matcher)
+        if matcher.is_error():
+            what = "its grammar is too complex, or leads where nothing can follow"
+            self._matcher = _fault_of(matcher, what)
+            raise self._matcher
+        self._forbid_ends(matcher, bits)
+        try:
+            tokens = forcing.tokens(matcher, bits, MOST_JUMP, began + SLOW + LENIENCE)
+        except TimeoutError:
+            self._matcher = _fault_of(matcher, TOO_SLOW)
+            raise self._matcher from None
+        return (forcing.alone(tokens[0]) if tokens else bits), tokens
+
+    def _forbid_ends(self, matcher: "LLMatcher", bits: Bits) -> None:
         """Takes end tokens out of the mask of an output that is not complete.
 
         Within a text that ends with a special token, as reasoning may, the library's mask has them, and refuses them
@@ -121,6 +176,10 @@ class GrammarMask:
         if allowed and not (matcher.is_accepting() or matcher.is_stopped()):
             for end in allowed:
                 bits[end >> 5] ^= np.int32(np.uint32(1 << (end & 31)).view(np.int32))
+
+    @property
+    def _can_only_end(self) -> bool:
+        return not isinstance(self._matcher, RequestFault) and self._matcher.is_stopped()
 
     @classmethod
     def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], forbid: Forbid) -> None:
@@ -135,8 +194,8 @@ class GrammarMask:
         Raises:
             RequestFault: A matcher has failed.
         """
-        bits = np.empty((len(rows), max(processor.words for processor in processors)), np.int32)
-        over = [processor._fill(bits[i]) for i, processor in enumerate(processors)]
+        bits = np.stack([processor._mask() for processor in processors])
+        over = [processor._can_only_end for processor in processors]
         for row in rows[over].tolist():
             logits[row].clamp_(min=FINITE)
         forbid(logits, rows, bits)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from model.errors import RequestFault
 from model.inputs.completion import Completions
+from model.structured.forcing import Forcing
 
 if TYPE_CHECKING:  # an engine runs without the library too, and has no structured output then
     from llguidance import LLMatcher, LLTokenizer
@@ -23,9 +24,9 @@ Key = tuple[str, str]
 """A grammar, and the salt of those who share its compiled form."""
 
 
-def _opened(vocabulary: "Callable[[], LLTokenizer]") -> "tuple[LLTokenizer, Completions]":
+def _opened(vocabulary: "Callable[[], LLTokenizer]") -> "tuple[LLTokenizer, Completions, Forcing]":
     loaded = vocabulary()
-    return loaded, Completions(loaded, SECONDS)
+    return loaded, Completions(loaded, SECONDS), Forcing(loaded)
 
 
 class GrammarStore:
@@ -56,11 +57,6 @@ class GrammarStore:
             log.warning("structured output is not available: %s", error)
             return False
         return True
-
-    @property
-    def words(self) -> int:
-        """Words of 32 bits in a mask."""
-        return (self._vocabulary.result()[0].vocab_size + 31) // 32
 
     @property
     def count(self) -> int:
@@ -95,6 +91,11 @@ class GrammarStore:
     def completions(self) -> "Completions":
         """Finds completions of outputs."""
         return self._vocabulary.result()[1]
+
+    @property
+    def forcing(self) -> "Forcing":
+        """Finds forced tokens."""
+        return self._vocabulary.result()[2]
 
     def matcher(self, grammar: str, salt: str) -> "LLMatcher":
         """Returns a matcher at the start of the output. Compiles the grammar where `ready` was not asked before.

@@ -20,6 +20,7 @@ from model.inputs.grammar_process import WIDE, answer_to, encoded, output_gramma
 from model.inputs.grammars import FIRST_SPECIAL
 from model.structured.closing import Closing
 from model.structured.forbidding import forbid
+from model.structured.forcing import Forcing
 from model.structured.grammar_mask import GrammarMask
 from scheduler.structured import Structured
 from scheduler.tools import NO_TOOLS, Choice, Tool, ToolUse
@@ -119,7 +120,7 @@ def test_an_output_cannot_end_within_its_reasoning(wanted: str, special: bool) -
         matcher = begun.deep_copy()
         assert matcher.try_consume_tokens(text) == len(text)
         logits = torch.zeros((1, vocabulary.vocab_size))
-        mask = GrammarMask(matcher, -(-vocabulary.vocab_size // 32), ends=[end])
+        mask = GrammarMask(matcher, Forcing(vocabulary), ends=[end])
         GrammarMask.apply_rows(logits, np.zeros(1, np.int64), [mask], forbid)
         assert (logits[0, end] > -torch.inf) == (text == output)
         assert (logits > -torch.inf).any()

@@ -12,6 +12,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from model.errors import CheckpointError, RequestFault
+from model.structured import grammar_mask
 from model.structured.forbidding import forbid
 from model.structured.grammar_mask import GrammarMask
 from model.structured.grammar_store import MOST_CACHED, MOST_TEXT, GrammarStore
@@ -144,10 +145,34 @@ def test_a_grammar_whose_tokens_take_long_ends_its_request(store: GrammarStore) 
     grammar = "start: " + " | ".join(["start start"] * 300) + ' | "a"'
     mask = GrammarMask.of(LogitsParams(grammar=grammar), store)
     assert mask is not None
-    assert bits(mask, 320)
-    for token in 8 * TOKENS.tokenize_str("a"):
-        mask.drew(token)
+
+    def draw_all() -> None:
+        for token in 8 * TOKENS.tokenize_str("a"):
+            bits(mask, 320)
+            mask.drew(token)
+
     with pytest.raises(RequestFault, match="its grammar takes more than 50 ms a token"):
+        draw_all()
+
+
+def test_a_slow_moment_of_the_machine_ends_no_request(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens may exceed the bound by 50 ms together."""
+    clock, took, real = [0.0], [0.0], LLMatcher.unsafe_compute_mask_ptr
+
+    def compute(matcher: LLMatcher, address: int, size: int) -> None:
+        clock[0] += took.pop() if took else 0.0
+        real(matcher, address, size)
+
+    monkeypatch.setattr(grammar_mask.time, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(LLMatcher, "unsafe_compute_mask_ptr", compute)
+    mask = GrammarMask.of(LogitsParams(grammar='start: "a" start | "b"'), store)
+    assert mask is not None
+    for seconds in (0.04, 0.07, 0.049, 0.07):
+        took[:] = [seconds]
+        assert bits(mask, 320)
+        mask.drew(TOKENS.tokenize_str("a")[0])
+    took[:] = [0.07]
+    with pytest.raises(RequestFault, match="more than 50 ms a token"):
         bits(mask, 320)
 
 

@@ -164,7 +164,7 @@ def _run(store: GrammarStore, grammar: str, short: int | None) -> Run:
         closed = {} if short is None else {"grammar_tokens": TOKENS, "grammar_short": short}
         mask = GrammarMask.of(LogitsParams(grammar=grammar, **closed), store)  # type: ignore[arg-type]
         assert mask is not None
-        logits = torch.empty(1, store.words * 32)
+        logits = torch.empty(1, store.forcing.words * 32)
         while drawn < TOKENS:
             logits.zero_()
             try:
@@ -179,6 +179,9 @@ def _run(store: GrammarStore, grammar: str, short: int | None) -> Run:
                 break
             mask.drew(token)
             drawn += 1
+            for jumped in mask.jump():
+                mask.drew(jumped)
+                drawn += 1
         steps.append(time.thread_time() - since)
     except RequestFault as error:
         fault = str(error) or "no reason"
