@@ -13,6 +13,7 @@ them with a schema in turn.
 python -m bench.structured_output [--model qwen3-0.6b] [--rounds 3]
 """
 
+import json
 import random
 import sysconfig
 import tempfile
@@ -32,6 +33,7 @@ from bench.shapes import MODELS, write_model
 from model.inputs.completion import Completions
 from model.inputs.grammar_checker import GrammarChecker
 from model.inputs.grammars import grammar_of, limits
+from model.structured.forcing import Forcing
 from model.structured.grammar_store import SECONDS
 from model.structured.vocabulary import load_vocabulary
 from rpc.offline.llm import LLM
@@ -79,6 +81,27 @@ CONSTRAINTS = {
     "regex": Structured.regex(r"[A-Za-z ]{1,80}: [0-9]{1,6}(\.[0-9]{2})? (EUR|USD)"),
     "choice of 100": Structured.choice([f"category number {number}" for number in range(100)]),
 }
+
+
+LABELS = ["confidence_level", "classification_result", "explanation_kind", "customer_identifier"]
+LABELLED = {
+    "type": "object",
+    "properties": {label: {"enum": ["high", "medium", "low"]} for label in LABELS},
+    "required": LABELS,
+    "additionalProperties": False,
+}
+CALL = {
+    "query": "cheap flights to Lisbon", "limit": 10, "sort": "price", "tags": ["travel", "air"],
+    "range": {"from": "2026-01-02", "to": "2026-02-03"},
+}  # fmt: skip
+PEOPLE = [{"name": "Ann Lee", "age": 31, "email": "ann@example.com"}, {"name": "Bob", "age": 7, "email": "b@x.org"}]
+OUTPUTS = {
+    "a call of ten tools": (CONSTRAINTS["ten tools"], json.dumps({"name": "search_3", "arguments": CALL})),
+    "records": (Structured.json_schema(RECORDS | {"minItems": 20}), json.dumps(PEOPLE * 10)),
+    "four labels": (Structured.json_schema(LABELLED), json.dumps(dict.fromkeys(LABELS, "high"))),
+    "choice of 100": (CONSTRAINTS["choice of 100"], "category number 17"),
+}
+"""Constraints, and texts as models write them."""
 
 
 def write_tokenizer(directory: Path, vocabulary: int) -> None:
@@ -153,6 +176,22 @@ def of_one_row(structured: Structured, vocabulary: LLTokenizer, width: int) -> d
     }
 
 
+def forced(structured: Structured, text: str, vocabulary: LLTokenizer, forcing: Forcing) -> dict[str, float]:
+    """Counts the tokens of an output that are put in without a step. The others are those that a model prefers."""
+    matcher = LLMatcher(vocabulary, grammar_of(structured.kind, structured.text), log_level=0, limits=limits())
+    left, count, jumped = text.encode(), 0, 0
+    while left:
+        bits = forcing.mask(matcher)
+        found = forcing.tokens(matcher, bits, 1, float("inf"))
+        preferred = (vocabulary.tokenize_bytes(left[:size])[0] for size in (200, *range(20, 0, -1)))
+        token = found[0] if found else next(one for one in preferred if (forcing.alone(one) & bits).any())
+        if not matcher.consume_token(token):
+            raise ValueError(f"{text!r} is not in the language")
+        left = left[len(vocabulary.decode_bytes([token])) :]
+        count, jumped = count + 1, jumped + len(found)
+    return {"tokens": count, "forced": jumped, "forced_part": jumped / count}
+
+
 def of_a_batch(llm: LLM, width: int, rounds: int) -> dict[str, dict[str, float]]:
     """Returns output tokens a second of free and of constrained batches, in turns."""
     rng = random.Random(1)
@@ -187,6 +226,9 @@ def main(
         vocabulary, seconds = timed(lambda: load_vocabulary(directory, width, (END,)))
         rows = {name: of_one_row(structured, vocabulary, width) for name, structured in CONSTRAINTS.items()}
         show(f"One row, {width:,} tokens; the vocabulary is read in {seconds:.2f} s", rows, as_json)
+        forcing = Forcing(vocabulary)
+        parts = {name: forced(*output, vocabulary, forcing) for name, output in OUTPUTS.items()}
+        show("Forced tokens of written outputs", parts, as_json)
         with LLM(str(directory), prefix_cache=False) as llm:
             show(f"{model}, {ROWS} rows of {NEW} tokens", of_a_batch(llm, width, rounds), as_json)
 
