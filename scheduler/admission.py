@@ -1,5 +1,7 @@
 """Admission: waiting sequences get rows, in the policy's order, while rows, budget and pages last."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from cache_manager.block_hash import BlockHasher
@@ -8,13 +10,25 @@ from cache_manager.matching import NO_MATCH, Match
 from scheduler.counters import Counters
 from scheduler.events import Start
 from scheduler.policy import SchedulingPolicy
-from scheduler.rows import Sequence
+from scheduler.rows import Index, Sequence
 from scheduler.running import Running
 from scheduler.settings import SchedulerSettings
 from scheduler.slices import Slices
 from scheduler.step import transfer_bytes
 
 TRANSFER_BYTES = 2**25  # bytes of KV transfers in a step: more would hold up the other rows
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Rows and pages that a waiting sequence lacks."""
+
+    rows: int
+    pages: int
+
+    def less(self, rows: int, pages: int) -> "Lack":
+        """Returns what is lacking once so many come free."""
+        return Lack(max(0, self.rows - rows), max(0, self.pages - pages))
 
 
 class Admission:
@@ -83,6 +97,29 @@ class Admission:
             elif sequence.awaited is None and self._policy.holds_the_line(sequence, now):
                 return
 
+    def next_in_line(self, now: float, step: int) -> tuple[Sequence, Match] | None:
+        """Returns the sequence that `admit` tries first, and its cached prefix.
+
+        None where there is none, where an attempt runs isolated or is to, and where a suspended hypothesis makes room.
+        """
+        if self.is_isolated(step):
+            return None
+        for sequence in self._policy.waiting(self._queue, self._rows, now):
+            if sequence.attempt in self._running.held:
+                continue
+            if sequence.awaited is not None and self._cache.published.is_computing(sequence.awaited):
+                continue
+            match = self._match(sequence)
+            if match.awaited is None:
+                return None if sequence.isolated_steps or len(self._suspendable(sequence)) else (sequence, match)
+        return None
+
+    def lacking(self, sequence: Sequence, match: Match) -> Lack:
+        """Returns what a sequence lacks beside what is free, or comes back from steps in flight."""
+        free = self._cache.pool.free + self._cache.pool.returning - self._spare()
+        needed = self._cache.needed(match, sequence.length)
+        return Lack(1 + len(sequence.siblings), needed).less(self._rows.free, max(0, free))
+
     def _room_for(self, sequence: Sequence, slices: Slices) -> Match | None:
         """Returns the prefix that a sequence goes on from, where it can be admitted now.
 
@@ -125,23 +162,32 @@ class Admission:
 
         Without this, suspended hypotheses could hold for ever what a sequence needs that they wait for.
         """
-        idle = np.array(self._running.idle(), np.int32)
-        idle = idle[self._policy.goes_before(sequence, self._rows, idle)]
+        idle = self._suspendable(sequence)
         if len(idle):
             self._running.preempt(int(idle[np.argmax(self._rows.order[idle])]))
         return bool(len(idle))
 
+    def _suspendable(self, sequence: Sequence) -> Index:
+        """Returns the rows of hypotheses that wait for others and that the sequence goes before."""
+        idle = np.array(self._running.idle(), np.int32)
+        return idle[self._policy.goes_before(sequence, self._rows, idle)]
+
     def _spare(self) -> int:
         """Pages that stay free for running rows when another sequence is admitted, which else would be the next victim.
 
-        One for each row and layer group, also for sequences that are to go on from a running prompt, those of one
-        recurrent state, and what windows and states will take on for prompts.
+        Those of all rows in use, and of one recurrent state.
         """
-        active = self._rows.active()
-        rows = len(active) + int(self._rows.siblings.sum())
-        layout = self._cache.layout
-        more = self._cache.pages_still_to_take(active, self._rows.length[active])
-        return rows * len(layout.groups) + layout.states.pages + more
+        return self.spare(self._rows.active()) + self._cache.layout.states.pages
+
+    def spare(self, those: Index) -> int:
+        """Pages that stay free for these rows.
+
+        One for each row and layer group, also for sequences that are to go on from a running prompt, and what windows
+        and states will take on for prompts.
+        """
+        rows = len(those) + int(self._rows.siblings[those].sum())
+        more = self._cache.pages_still_to_take(those, self._rows.length[those])
+        return rows * len(self._cache.layout.groups) + more
 
     def _match(self, sequence: Sequence) -> Match:
         if self._hasher is None:

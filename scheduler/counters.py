@@ -16,6 +16,7 @@ class Counters:
     Attributes:
         steps: Steps that have run.
         computed: Tokens whose KV was computed; of these `recomputed` a second time, after a preemption.
+        preemptions: Sequences that lost their rows; of these `yields` to a waiting one that the policy put before them.
         queries: Tokens of admitted sequences that were looked up in the prefix cache; of these `hits` were found.
         images_encoded: Images that were encoded.
         peak: Most pages that were held at once.
@@ -28,6 +29,7 @@ class Counters:
     computed: int = 0
     recomputed: int = 0
     preemptions: int = 0
+    yields: int = 0
     queries: int = 0
     hits: int = 0
     images_encoded: int = 0
@@ -77,4 +79,5 @@ class Counters:
             draft_tokens=self.drafted,
             accepted_tokens=self.accepted,
             jump_forward_tokens=self.jumped,
+            preemptions_priority=self.yields,
         )

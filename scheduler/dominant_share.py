@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from scheduler.policy import FirstCome
 from scheduler.queue import Queue, QueueLoad
+from scheduler.request import Request
 from scheduler.rows import Index, Rows, Sequence
 
 
@@ -23,6 +24,9 @@ class DominantShare:
         """Makes the policy for a pool of `pool_tokens` tokens."""
         self._pool_tokens = pool_tokens
         self._first_come = FirstCome()
+
+    def order(self, request: Request, arrivals: int, now: float) -> int:
+        return self._first_come.order(request, arrivals, now)
 
     def waiting(self, queue: Queue, rows: Rows, now: float) -> Iterable[Sequence]:
         return self._by_share(queue, rows) if queue.tenants > 1 else self._first_come.waiting(queue, rows, now)
@@ -63,12 +67,18 @@ class DominantShare:
     def holds_the_line(self, sequence: Sequence, now: float) -> bool:
         return self._first_come.holds_the_line(sequence, now)
 
-    def ahead(self, queue: Queue, tenant: str, waiting: QueueLoad) -> QueueLoad:
+    def wants_room(self, queue: Queue, rows: Rows, now: float) -> bool:
+        return self._first_come.wants_room(queue, rows, now)
+
+    def gives_way(self, sequence: Sequence, rows: Rows, now: float) -> Index:
+        return self._first_come.gives_way(sequence, rows, now)
+
+    def ahead(self, queue: Queue, newcomer: Sequence, waiting: QueueLoad) -> QueueLoad:
         """Estimates that each tenant has as much admitted before the request as its own tenant has waiting.
 
         Tenants are admitted by turns.
         """
-        own = queue.load_of(tenant)
+        own = queue.load_of(newcomer.tenant)
         turns = queue.tenants + (not own.requests)
         if turns == 1:
             return waiting

@@ -10,14 +10,11 @@ from scheduler.admission import Admission
 from scheduler.backpressure import Backpressure, Refusal
 from scheduler.beam import BeamSearch
 from scheduler.events import Abort, AdminAnswer, AdminQuery, AdminQuestion, EndReason, Event, Ready, Submit
-from scheduler.policy import SchedulingPolicy
+from scheduler.policy import EARLIER, SchedulingPolicy
 from scheduler.queue import QueueLoad
 from scheduler.rows import Sequence, sequences_of
 from scheduler.running import Running
 from scheduler.settings import QueueLimits, SchedulerSettings
-
-EARLIER = 2**60  # off `order`: a request that another engine had taken comes before all new ones
-PRIORITY_BITS = 44  # of `order`, below the priority: arrival, up to 2^44 sequences
 
 
 class EventIntake:
@@ -86,7 +83,7 @@ class EventIntake:
 
     def _submit(self, event: Submit, now: float) -> None:
         request = event.request
-        place = (request.priority << PRIORITY_BITS) + self._arrivals + 1
+        place = self._policy.order(request, self._arrivals + 1, now)
         sequences = sequences_of(event, now, place - (EARLIER if event.again else 0))
         self._arrivals += request.count if request.beam is None else request.beam.width
         self._attempts.open(event.attempt, [i for s in sequences for i in (s.index, *s.siblings) if i < request.count])
@@ -121,7 +118,7 @@ class EventIntake:
         staying = QueueLoad(own.requests * waiting.requests // queued, own.tokens * waiting.requests // queued)
         if tenant != DEFAULT_TENANT and (refusal := self._backpressure.refuse_tenant(staying, tokens)) is not None:
             return refusal
-        ahead = self._policy.ahead(self._queue, tenant, waiting)
+        ahead = self._policy.ahead(self._queue, sequences[0], waiting)
         return self._backpressure.refuse(waiting, ahead, tokens, longest_wait)
 
     def will_wait(self) -> QueueLoad:

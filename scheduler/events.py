@@ -234,6 +234,7 @@ class EngineStats:
         draft_tokens: Draft tokens that were computed and checked.
         accepted_tokens: Draft tokens that the model drew too.
         jump_forward_tokens: Output tokens that a constraint left no choice of, and that were not drawn.
+        preemptions_priority: Preemptions for a waiting sequence that the policy put before the running one.
     """
 
     running: int = 0
@@ -271,6 +272,7 @@ class EngineStats:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     jump_forward_tokens: int = 0
+    preemptions_priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

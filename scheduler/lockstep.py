@@ -52,8 +52,11 @@ class Lockstep:
         decoding, self.decoding = self.decoding, None
         if decoding is None or not decoding.steps_left:
             return None
-        # Legal where `Admission.admit` would change nothing. Searches may suspend rows: their steps are planned anew.
-        may_admit = len(self._queue) and self._rows.used < self._rows.size
+        # Legal where no row gives way and `Admission.admit` would change nothing. Searches may suspend rows: steps of
+        # theirs are planned anew.
+        may_admit = len(self._queue) and (
+            self._rows.used < self._rows.size or self._policy.wants_room(self._queue, self._rows, now)
+        )
         if may_admit or self._admission.isolated is not None or self._running.beams:
             return None
         # The very array: had a row come or left, or the order changed, the policy would have returned another.

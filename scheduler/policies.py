@@ -4,9 +4,12 @@ from collections.abc import Callable, Mapping
 
 from scheduler.dominant_share import DominantShare
 from scheduler.policy import FirstCome, SchedulingPolicy
+from scheduler.priority import AgeingPriority
+from scheduler.settings import SchedulerSettings
 
-POLICIES: Mapping[str, Callable[[int], SchedulingPolicy]] = {
-    "dominant-share": DominantShare,
-    "first-come": lambda pool_tokens: FirstCome(),  # noqa: ARG005
+POLICIES: Mapping[str, Callable[[SchedulerSettings, int], SchedulingPolicy]] = {
+    "dominant-share": lambda settings, pool_tokens: DominantShare(pool_tokens),  # noqa: ARG005
+    "first-come": lambda settings, pool_tokens: FirstCome(),  # noqa: ARG005
+    "priority": lambda settings, pool_tokens: AgeingPriority(settings.priority_ageing),  # noqa: ARG005
 }
-"""Makes a policy for a pool of this number of tokens."""
+"""Makes a policy for these settings and a pool of this number of tokens."""

@@ -11,15 +11,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.queue import Queue, QueueLoad
+from scheduler.request import Request
 from scheduler.rows import Index, Rows, Sequence
+
+EARLIER = 2**60  # off `order`: a request that another engine had taken comes before all new ones
+PRIORITY_BITS = 44  # of first come's `order`, below the priority: arrival, up to 2^44 sequences
 
 
 class SchedulingPolicy(Protocol):
     """Order among sequences. Pure: it keeps no state beside its arguments.
 
-    Sequences of one request have the same `attempt`. `order` says who came first: by priority, then by arrival, kept
-    over preemptions. Progress needs one thing of a policy: that the first of `running` stays the first until it ends.
+    Sequences of one request have the same `attempt`. `Sequence.order` says who comes first, kept over preemptions.
+    Progress needs one thing of a policy: that no row that runs comes before the first of `running` until that ends.
+    Newcomers may.
     """
+
+    def order(self, request: Request, arrivals: int, now: float) -> int:
+        """Returns the place in line of a new request's first sequence; its other sequences have the places behind it.
+
+        Args:
+            request: The request.
+            arrivals: Number of its first sequence, counted from 1 over all that have come.
+            now: Seconds on the scheduler's clock.
+
+        Returns:
+            A place of less than 2^59. `EARLIER` is taken off for a request that another engine had taken.
+        """
 
     def waiting(self, queue: Queue, rows: Rows, now: float) -> Iterable[Sequence]:
         """Returns the sequences of the queue in order of admission.
@@ -40,18 +57,31 @@ class SchedulingPolicy(Protocol):
     def holds_the_line(self, sequence: Sequence, now: float) -> bool:
         """Whether sequences behind this one wait while there is no room for it."""
 
-    def ahead(self, queue: Queue, tenant: str, waiting: QueueLoad) -> QueueLoad:
-        """Estimates what is admitted before a new request of this tenant.
+    def wants_room(self, queue: Queue, rows: Rows, now: float) -> bool:
+        """Whether a waiting sequence may preempt a running one, in O(1): each step with a queue asks."""
+
+    def gives_way(self, sequence: Sequence, rows: Rows, now: float) -> Index:
+        """Returns [n] int32, the running rows that a waiting sequence may preempt, the one to go first in front.
+
+        A row comes behind the sequence in the order of `running`, and stays behind it when it is queued again. So the
+        two never preempt each other by turns.
+        """
+
+    def ahead(self, queue: Queue, newcomer: Sequence, waiting: QueueLoad) -> QueueLoad:
+        """Estimates what is admitted before a new request.
 
         Args:
             queue: The waiting queue, without the new request.
-            tenant: Tenant of the new request.
+            newcomer: First sequence of the new request.
             waiting: The part of the queue that cannot be admitted at this moment.
         """
 
 
 class FirstCome:
     """First come, first served, whatever the tenant; requests of a lower `priority` value before all others."""
+
+    def order(self, request: Request, arrivals: int, now: float) -> int:  # noqa: ARG002
+        return (request.priority << PRIORITY_BITS) + arrivals
 
     def waiting(self, queue: Queue, rows: Rows, now: float) -> Iterable[Sequence]:  # noqa: ARG002
         return queue.in_order()
@@ -67,5 +97,11 @@ class FirstCome:
     def holds_the_line(self, sequence: Sequence, now: float) -> bool:  # noqa: ARG002
         return True
 
-    def ahead(self, queue: Queue, tenant: str, waiting: QueueLoad) -> QueueLoad:  # noqa: ARG002
+    def wants_room(self, queue: Queue, rows: Rows, now: float) -> bool:  # noqa: ARG002
+        return False
+
+    def gives_way(self, sequence: Sequence, rows: Rows, now: float) -> Index:  # noqa: ARG002
+        return rows.active()[:0]
+
+    def ahead(self, queue: Queue, newcomer: Sequence, waiting: QueueLoad) -> QueueLoad:  # noqa: ARG002
         return waiting

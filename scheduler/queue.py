@@ -57,6 +57,16 @@ class Queue:
         if not self._loads[tenant].requests:
             del self._loads[tenant]
 
+    @property
+    def first(self) -> Sequence:
+        """The first sequence in order, of a queue that is not empty."""
+        return self._line[0]
+
+    def load_before(self, order: int) -> QueueLoad:
+        """Returns the sequences in front of a place, and their part of all tokens, as though all had equally many."""
+        before = bisect_left(self._line, order, key=lambda one: one.order)
+        return QueueLoad(before, self.tokens * before // max(len(self._line), 1))
+
     def attempts(self) -> list[int]:
         """Returns the attempt of each sequence, in order."""
         return [sequence.attempt for sequence in self._line]

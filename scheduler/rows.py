@@ -27,7 +27,7 @@ class Sequence:
         request: The request.
         emitted: [n] int32. Output tokens known so far.
         submitted: Seconds on the engine's clock.
-        order: Place in line: by priority, then by arrival. Kept over preemptions.
+        order: Place in line, see `SchedulingPolicy.order`. Kept over preemptions.
         preempted: It had a row before, or another sequence of its attempt had.
         chain: Block hashes of its full pages; None without a prefix cache.
         awaited: Page that it waits for, which another sequence computes.
@@ -36,6 +36,7 @@ class Sequence:
         siblings: Indices of sequences that go on from its prompt once that is computed.
         isolated_steps: Steps that it runs without other attempts.
         transferred: Transferred pages until its admission, see `Submit`.
+        yields: Times that it lost its row to a waiting sequence that the policy put before it.
     """
 
     attempt: int
@@ -51,6 +52,7 @@ class Sequence:
     siblings: tuple[int, ...] = ()
     isolated_steps: int = 0
     transferred: Mapping[BlockHash, TransferredPage] = field(default_factory=dict)
+    yields: int = 0
 
     def extended(self, index: int, token: int) -> "Sequence":
         """Returns the sequence of another index in the same request that goes on from this one with a token."""

@@ -138,9 +138,14 @@ class Running:
             )
         )
 
-    def preempt(self, row: int) -> None:
-        """Takes a row from its sequence, which is queued again, or suspended by its search until all have offered."""
+    def preempt(self, row: int, yields: bool = False) -> None:
+        """Takes a row from its sequence, which is queued again, or suspended by its search until all have offered.
+
+        yields: for a waiting sequence that the policy puts before it, not for lack of pages.
+        """
         sequence = self.rows.sequence(row)
+        sequence.yields += yields
+        self._counters.yields += yields
         sequence.preempted = True
         sequence.lost = max(sequence.lost, int(self.rows.scheduled[row]))
         self._counters.preemptions += 1

@@ -45,6 +45,7 @@ from scheduler.jump_forward import JumpForward
 from scheduler.lockstep import Lockstep
 from scheduler.policies import POLICIES
 from scheduler.policy import SchedulingPolicy
+from scheduler.preemption import Preemption
 from scheduler.request import Request
 from scheduler.results import Results
 from scheduler.rows import Index
@@ -87,7 +88,7 @@ class Scheduler:
         holds: bool = False,
     ) -> None:
         self.settings = settings
-        self.policy = policy or POLICIES[settings.policy](cache.layout.tokens_in(cache.pool.total))
+        self.policy = policy or POLICIES[settings.policy](settings, cache.layout.tokens_in(cache.pool.total))
         self.queue_limits = queue_limits
         self.cache = cache
         layout, pages = cache.layout, cache.pool.total
@@ -104,6 +105,7 @@ class Scheduler:
         self.lockstep = Lockstep(
             settings, self._running, cache, self._admission, self.policy, self._drafting is not None
         )
+        self._preemption = Preemption(settings, self._running, cache, self._admission, self.policy)
         self._running_work = RunningWork(settings, self._running, cache, self.policy, self._drafting is not None)
         self._jump_forward = JumpForward(self._running, self._counters) if settings.jump_forward else None
         self._results = Results(self._running, cache, self.backpressure, self._drafting, self._jump_forward)
@@ -192,6 +194,7 @@ class Scheduler:
         if (further := self.lockstep.next_step(now, self._steps)) is not None:
             flown, logits = further
             return self._launched(flown, logits, NO_DRAFTS)
+        self._preemption.make_way(now, self._steps)
         wanted, preempted = self._running_work.make_room(now)
         drafts = {} if self._drafting is None or preempted else self._drafting.propose(wanted)
         slices = self._running_work.slices(wanted, drafts)

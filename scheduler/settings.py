@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 MOST_SEQUENCES = 2**16  # rows are arrays: more would only cost memory
 MOST_DRAFTS = 64
-SCHEDULING_POLICIES = ("dominant-share", "first-come")  # keys of `scheduler.policies.POLICIES`
+MOST_AGEING = 86400.0  # seconds: more is no ageing
+SCHEDULING_POLICIES = ("dominant-share", "first-come", "priority")  # keys of `scheduler.policies.POLICIES`
 MOST_PIXELS = 178_956_970  # Pillow refuses larger images as bombs
 
 
@@ -33,7 +34,14 @@ class SchedulerSettings:
         metadata={
             "flag": "--scheduling-policy",
             "help": "Order of admission: dominant-share (first come within a tenant, tenants by their share of rows "
-            "and KV) or first-come (whatever the tenant).",
+            "and KV), first-come (whatever the tenant) or priority (by priority and age; preempts).",
+        },
+    )
+    priority_ageing: float = field(
+        default=10.0,
+        metadata={
+            "help": "Seconds in which a request gains one level of priority, with --scheduling-policy priority. 0: "
+            "never, so that one of a high value may wait for ever."
         },
     )
     draft_tokens: int = field(
@@ -87,6 +95,10 @@ class SchedulerSettings:
         if self.policy not in SCHEDULING_POLICIES:
             names = ", ".join(SCHEDULING_POLICIES)
             raise ValueError(f"--scheduling-policy is {self.policy!r}, must be one of {names}")
+        if not 0 <= self.priority_ageing <= MOST_AGEING:
+            raise ValueError(
+                f"--priority-ageing is {self.priority_ageing}, must be in [0, {MOST_AGEING:.0f}] seconds a level"
+            )
         if not 0 <= self.draft_tokens <= MOST_DRAFTS:
             raise ValueError(f"--speculative-tokens is {self.draft_tokens}, must be in [0, {MOST_DRAFTS}]")
         if self.steps_in_flight not in (None, 1, 2):

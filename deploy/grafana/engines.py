@@ -166,9 +166,12 @@ STEPS = Row(
         ),
         Panel(
             "Preemptions",
-            "Sequences a second that lost their pages to an older one.",
+            "Sequences a second that lost their pages; of these, to a more urgent request that waited.",
             "none",
-            one(rate("quire_num_preemptions_total")),
+            (
+                Query(rate("quire_num_preemptions_total"), "all {{model_name}}"),
+                Query(rate("quire_num_preemptions_priority_total"), "for priority {{model_name}}"),
+            ),
         ),
     ),
 )

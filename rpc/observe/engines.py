@@ -46,7 +46,11 @@ COUNTERS = {
     "steps": ("quire_engine_steps", "Steps that the engine has finished."),
     "computed_tokens": ("quire_computed_tokens", "Tokens whose KV was computed, recomputed ones included."),
     "recomputed_tokens": ("quire_recomputed_tokens", "Tokens whose KV a preemption threw away."),
-    "preemptions": ("quire_num_preemptions", "Sequences that lost their pages to an older one."),
+    "preemptions": ("quire_num_preemptions", "Sequences that lost their pages, and compute them anew."),
+    "preemptions_priority": (
+        "quire_num_preemptions_priority",
+        "Preemptions for a more urgent request that waited; the others are for lack of pages.",
+    ),
     "draft_tokens": ("quire_spec_decode_draft_tokens", "Draft tokens that were computed and checked."),
     "accepted_tokens": ("quire_spec_decode_accepted_tokens", "Draft tokens that the model drew too."),
     "jump_forward_tokens": (

@@ -29,6 +29,7 @@ from rpc.engines.thread import ThreadHost
 from rpc.observe.settings import FORMATS
 from rpc.settings import EngineConfig, EngineSettings, ServerSettings
 from scheduler.settings import (
+    MOST_AGEING,
     MOST_DRAFTS,
     MOST_SEQUENCES,
     SCHEDULING_POLICIES,
@@ -68,6 +69,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "prefill_chunk": st.none() | COUNT,
         "steps_in_flight": st.integers(1, 2),
         "policy": st.sampled_from(SCHEDULING_POLICIES),
+        "priority_ageing": st.floats(0, MOST_AGEING),
         "draft_tokens": st.integers(0, MOST_DRAFTS),
         "jump_forward": st.booleans(),
         "recompute": st.booleans(),

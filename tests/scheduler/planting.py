@@ -10,7 +10,7 @@ from hypothesis import Phase, given, seed, settings
 from cache_manager.allocator import LedgerError
 from tests.scheduler.driver import BROKEN, SchedulerDriver
 from tests.scheduler.room import Room
-from tests.scheduler.workloads import workloads
+from tests.scheduler.workloads import Workload, workloads
 from tests.support.planted import plant
 
 
@@ -48,8 +48,16 @@ class Faults(dict[str, Fault]):
 SEARCHES = 6  # of 500 workloads each; most faults are caught in the first few workloads of the first
 
 
-def caught(fault: Fault, monkeypatch) -> bool:
-    """Whether a law that `SchedulerDriver` checks fails in some workload. Each call searches alike."""
+def trace_twice(workload: Workload) -> None:
+    """Runs a workload under the laws that `SchedulerDriver` checks, twice with equal traces."""
+    assert SchedulerDriver(workload).run().trace == SchedulerDriver(workload).run().trace
+
+
+def caught(fault: Fault, monkeypatch, drawn=workloads, run: Callable[[Workload], None] = trace_twice) -> bool:
+    """Whether a law fails in some workload. Each call searches alike.
+
+    drawn: makes the strategy of workloads, from what the fault needs. run: runs one under the laws.
+    """
     fault.plant(monkeypatch)
     found: list[BaseException] = []
     for number in range(SEARCHES):
@@ -57,11 +65,10 @@ def caught(fault: Fault, monkeypatch) -> bool:
         # Nothing but searching: the failure need not be made small.
         @seed(number)
         @settings(max_examples=500, deadline=None, database=None, phases=[Phase.generate])
-        @given(workloads(**fault.workload))
-        def search(drawn):
-            drawn = drawn if fault.cache else drawn.without_cache()
+        @given(drawn(**fault.workload))
+        def search(workload):
             try:
-                assert SchedulerDriver(drawn).run().trace == SchedulerDriver(drawn).run().trace
+                run(workload if fault.cache else workload.without_cache())
             except BROKEN as broken:
                 found.append(broken)
                 raise

@@ -1,4 +1,4 @@
-"""Any policy: a policy of a test's own beside first come and dominant share. Order changes, no token does."""
+"""Any policy: one of a test's own beside those that have a name. Order changes, no token does."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -53,14 +53,17 @@ def run(workload: Workload, policy: SchedulingPolicy) -> None:
     play(workload, scheduler, FakeExecutor(workload.layout, workload.pages, workload.settings), patience=4)
 
 
+ANY_POLICY = st.sampled_from([ShortestFirst(), *(make(SchedulerSettings(), 100) for make in POLICIES.values())])
+
+
 @settings(max_examples=80)
-@given(workloads(cancels=True), st.sampled_from([ShortestFirst(), FirstCome(), DominantShare(100)]))
+@given(workloads(cancels=True), ANY_POLICY)
 def test_the_laws_hold_under_any_policy(workload: Workload, policy: SchedulingPolicy) -> None:
     run(workload, policy)
 
 
 @settings(max_examples=40)
-@given(workloads(several=True), st.sampled_from([ShortestFirst(), FirstCome(), DominantShare(100)]))
+@given(workloads(several=True), ANY_POLICY)
 def test_also_with_searches_and_several_sequences(workload: Workload, policy: SchedulingPolicy) -> None:
     run(workload, policy)
 
@@ -123,9 +126,10 @@ def test_what_is_ahead_of_a_new_request() -> None:
     queue, waiting = Queue(), QueueLoad(6, 60)
     for i in range(1, 7):
         queue.push(Sequence(i, make_request(i, 10, 1, scope=Scope("a")), np.empty(0, np.int32), 0.0, i))
-    assert FirstCome().ahead(queue, "b", waiting) == waiting
-    assert DominantShare(100).ahead(queue, "b", waiting) == QueueLoad(0, 0)
-    assert DominantShare(100).ahead(queue, "a", waiting) == waiting
+    a, b = (Sequence(9, make_request(9, 10, 1, scope=Scope(one)), np.empty(0, np.int32), 0.0, 9) for one in "ab")
+    assert FirstCome().ahead(queue, b, waiting) == waiting
+    assert DominantShare(100).ahead(queue, b, waiting) == QueueLoad(0, 0)
+    assert DominantShare(100).ahead(queue, a, waiting) == waiting
 
 
 def test_every_name_makes_its_policy() -> None:
@@ -133,6 +137,7 @@ def test_every_name_makes_its_policy() -> None:
     for name, make in POLICIES.items():
         settings = replace(SchedulerSettings(), policy=name)
         cache = CacheManager(make_layout(4), 8, settings.max_sequences)
-        assert type(Scheduler(settings, PATIENT, cache).policy) is type(make(1))
-    with pytest.raises(ValueError, match="--scheduling-policy is 'x', must be one of dominant-share, first-come"):
+        assert type(Scheduler(settings, PATIENT, cache).policy) is type(make(settings, 1))
+    names = ", ".join(SCHEDULING_POLICIES)
+    with pytest.raises(ValueError, match=f"--scheduling-policy is 'x', must be one of {names}"):
         SchedulerSettings(policy="x")
