@@ -13,23 +13,18 @@ from numpy.typing import NDArray
 
 from scheduler.policy import FirstCome
 from scheduler.queue import Queue, QueueLoad
-from scheduler.request import Request
-from scheduler.rows import Index, Rows, Sequence
+from scheduler.rows import Rows, Sequence
 
 
-class DominantShare:
+class DominantShare(FirstCome):
     """First come, first served within a tenant, tenants by dominant share."""
 
     def __init__(self, pool_tokens: int) -> None:
         """Makes the policy for a pool of `pool_tokens` tokens."""
         self._pool_tokens = pool_tokens
-        self._first_come = FirstCome()
-
-    def order(self, request: Request, arrivals: int, now: float) -> int:
-        return self._first_come.order(request, arrivals, now)
 
     def waiting(self, queue: Queue, rows: Rows, now: float) -> Iterable[Sequence]:
-        return self._by_share(queue, rows) if queue.tenants > 1 else self._first_come.waiting(queue, rows, now)
+        return self._by_share(queue, rows) if queue.tenants > 1 else super().waiting(queue, rows, now)
 
     def _by_share(self, queue: Queue, rows: Rows) -> Iterator[Sequence]:
         lines: dict[str, deque[Sequence]] = {}
@@ -58,28 +53,17 @@ class DominantShare:
         tokens = np.bincount(whose, weights=rows.length[active], minlength=tenants) / self._pool_tokens
         return np.maximum(held, tokens)
 
-    def running(self, rows: Rows, now: float) -> Index:
-        return self._first_come.running(rows, now)
-
-    def goes_before(self, sequence: Sequence, rows: Rows, those: Index) -> NDArray[np.bool_]:
-        return self._first_come.goes_before(sequence, rows, those)
-
-    def holds_the_line(self, sequence: Sequence, now: float) -> bool:
-        return self._first_come.holds_the_line(sequence, now)
-
-    def wants_room(self, queue: Queue, rows: Rows, now: float) -> bool:
-        return self._first_come.wants_room(queue, rows, now)
-
-    def gives_way(self, sequence: Sequence, rows: Rows, now: float) -> Index:
-        return self._first_come.gives_way(sequence, rows, now)
-
     def ahead(self, queue: Queue, newcomer: Sequence, waiting: QueueLoad) -> QueueLoad:
-        """Estimates that each tenant has as much admitted before the request as its own tenant has waiting.
+        return ahead_by_turns(queue, newcomer, waiting)
 
-        Tenants are admitted by turns.
-        """
-        own = queue.load_of(newcomer.tenant)
-        turns = queue.tenants + (not own.requests)
-        if turns == 1:
-            return waiting
-        return QueueLoad(min(waiting.requests, own.requests * turns), min(waiting.tokens, own.tokens * turns))
+
+def ahead_by_turns(queue: Queue, newcomer: Sequence, waiting: QueueLoad) -> QueueLoad:
+    """Estimates that each tenant has as much admitted before a request as its own tenant has waiting.
+
+    Tenants are admitted by turns.
+    """
+    own = queue.load_of(newcomer.tenant)
+    turns = queue.tenants + (not own.requests)
+    if turns == 1:
+        return waiting
+    return QueueLoad(min(waiting.requests, own.requests * turns), min(waiting.tokens, own.tokens * turns))

@@ -108,6 +108,7 @@ class EventIntake:
         search = BeamSearch.of(request)
         if search is not None:
             self._running.beams[event.attempt] = search
+        self._policy.begins_to_wait(sequences[0], self._queue, self._rows)
         for sequence in sequences:
             self._running.wait(sequence, now + longest_wait)
 

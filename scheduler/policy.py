@@ -19,7 +19,7 @@ PRIORITY_BITS = 44  # of first come's `order`, below the priority: arrival, up t
 
 
 class SchedulingPolicy(Protocol):
-    """Order among sequences. Pure: it keeps no state beside its arguments.
+    """Order among sequences. Pure: it keeps no state beside its arguments. A policy of tenants has `Rows.service`.
 
     Sequences of one request have the same `attempt`. `Sequence.order` says who comes first, kept over preemptions.
     Progress needs one thing of a policy: that no row that runs comes before the first of `running` until that ends.
@@ -37,6 +37,9 @@ class SchedulingPolicy(Protocol):
         Returns:
             A place of less than 2^59. `EARLIER` is taken off for a request that another engine had taken.
         """
+
+    def begins_to_wait(self, sequence: Sequence, queue: Queue, rows: Rows) -> None:
+        """Notes a new request, by its first sequence, before it is queued: `Service.lift` is the one thing to do."""
 
     def waiting(self, queue: Queue, rows: Rows, now: float) -> Iterable[Sequence]:
         """Returns the sequences of the queue in order of admission.
@@ -82,6 +85,9 @@ class FirstCome:
 
     def order(self, request: Request, arrivals: int, now: float) -> int:  # noqa: ARG002
         return (request.priority << PRIORITY_BITS) + arrivals
+
+    def begins_to_wait(self, sequence: Sequence, queue: Queue, rows: Rows) -> None:
+        pass
 
     def waiting(self, queue: Queue, rows: Rows, now: float) -> Iterable[Sequence]:  # noqa: ARG002
         return queue.in_order()

@@ -15,7 +15,6 @@ priorities).
 """
 
 import math
-from collections.abc import Iterable
 from typing import TypeVar
 
 import numpy as np
@@ -32,7 +31,7 @@ ARRIVAL_BITS = 20  # of `order`, below the ticks: keeps requests of one tick apa
 Orders = TypeVar("Orders", int, NDArray[np.int64])
 
 
-class AgeingPriority:
+class AgeingPriority(FirstCome):
     """Requests by priority and age; the more urgent ones preempt running rows.
 
     Args:
@@ -41,7 +40,6 @@ class AgeingPriority:
     """
 
     def __init__(self, ageing: float) -> None:
-        self._first_come = FirstCome()
         self._ageing = ageing
         # A difference of places shifted by `_shift` is a whole level from `_level` on.
         self._shift = ARRIVAL_BITS if ageing else PRIORITY_BITS
@@ -49,21 +47,9 @@ class AgeingPriority:
 
     def order(self, request: Request, arrivals: int, now: float) -> int:
         if not self._ageing:
-            return self._first_come.order(request, arrivals, now)
+            return super().order(request, arrivals, now)
         place = math.floor((now + request.priority * self._ageing) * TICKS)
         return (place << ARRIVAL_BITS) + arrivals % (1 << ARRIVAL_BITS)
-
-    def waiting(self, queue: Queue, rows: Rows, now: float) -> Iterable[Sequence]:
-        return self._first_come.waiting(queue, rows, now)
-
-    def running(self, rows: Rows, now: float) -> Index:
-        return self._first_come.running(rows, now)
-
-    def goes_before(self, sequence: Sequence, rows: Rows, those: Index) -> NDArray[np.bool_]:
-        return self._first_come.goes_before(sequence, rows, those)
-
-    def holds_the_line(self, sequence: Sequence, now: float) -> bool:
-        return self._first_come.holds_the_line(sequence, now)
 
     def wants_room(self, queue: Queue, rows: Rows, now: float) -> bool:  # noqa: ARG002
         last = rows.active()[-1:]  # has the latest place: if it does not give way to the first in line, no row does

@@ -45,6 +45,11 @@ class Queue:
         """Tenants with a sequence that waits."""
         return len(self._loads)
 
+    @property
+    def waiting_tenants(self) -> list[str]:
+        """Those tenants."""
+        return list(self._loads)
+
     def load_of(self, tenant: str) -> QueueLoad:
         """Returns the waiting requests and tokens of one tenant."""
         return self._loads.get(tenant, QueueLoad())

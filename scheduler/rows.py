@@ -12,6 +12,7 @@ from cache_manager.transfers import TransferredPage
 from scheduler.controls import NO_LOGITS_PARAMS
 from scheduler.events import Submit
 from scheduler.request import Request
+from scheduler.service import Service
 
 Index = NDArray[np.int32]
 Places = NDArray[np.intp]
@@ -37,6 +38,7 @@ class Sequence:
         isolated_steps: Steps that it runs without other attempts.
         transferred: Transferred pages until its admission, see `Submit`.
         yields: Times that it lost its row to a waiting sequence that the policy put before it.
+        served: Tokens of it that are counted in `Service`; 0 before its first row.
     """
 
     attempt: int
@@ -53,12 +55,15 @@ class Sequence:
     isolated_steps: int = 0
     transferred: Mapping[BlockHash, TransferredPage] = field(default_factory=dict)
     yields: int = 0
+    served: int = 0
 
     def extended(self, index: int, token: int) -> "Sequence":
         """Returns the sequence of another index in the same request that goes on from this one with a token."""
         order = self.order + index - self.index
         emitted = np.append(self.emitted, np.int32(token))
-        return replace(self, index=index, order=order, emitted=emitted, preempted=True, chain=None, siblings=())
+        child = replace(self, index=index, order=order, emitted=emitted, preempted=True, chain=None, siblings=())
+        child.served = self.length
+        return child
 
     @property
     def key(self) -> tuple[int, int]:
@@ -129,10 +134,12 @@ class Rows:
         max_length: [size] int32. Length at which the sequence ends.
         order: [size] int64. As in `Sequence`.
         tenant: [size] int32. By `tenant_number`.
+        served: [size] int32. Tokens that are counted in `service`; those behind them were drawn in this row.
         last_step: [size] int64. Last step that touches the row's pages, -1 for none.
         lost: [size] int32. Tokens whose KV was computed before a preemption.
         drafts: [size] int32. Draft tokens in flight, counted in `length` and `scheduled` as though all held.
         may_draft: [size] bool. Draws depend on logits alone, not on the output before them.
+        service: Tokens that tenants have had.
         departures: Rows that were removed so far.
         total_scheduled: Sum of `scheduled` over the rows in use.
     """
@@ -152,6 +159,7 @@ class Rows:
         self.max_length = np.zeros(size, np.int32)
         self.order = np.zeros(size, np.int64)
         self.tenant = np.zeros(size, np.int32)
+        self.served = np.zeros(size, np.int32)
         self.last_step = np.full(size, -1, np.int64)
         self.lost = np.zeros(size, np.int32)
         self.drafts = np.zeros(size, np.int32)
@@ -162,6 +170,7 @@ class Rows:
         self._sequences: list[Sequence | None] = [None] * size
         self._free = list(range(size - 1, -1, -1))
         self._serials = 0
+        self.service = Service()
         self.departures = 0
         self.total_scheduled = 0
         self._row_of: dict[tuple[int, int], int] = {}
@@ -219,6 +228,10 @@ class Rows:
         self._last[row] = request.max_tokens - 1
         self.order[row] = sequence.order
         self.tenant[row] = self.tenant_number(sequence.tenant)
+        if not sequence.served:
+            self.service.admit(sequence.tenant, int(self.tenant[row]), sequence.length)
+            sequence.served = sequence.length
+        self.served[row] = sequence.served
         self.last_step[row] = -1
         self.lost[row] = sequence.lost
         self.drafts[row] = 0
@@ -286,6 +299,8 @@ class Rows:
         if sequence is None:
             raise LookupError(f"row {row} is free")
         del self._row_of[sequence.key]
+        sequence.served = int(self.prompt[row] + self.emitted[row])
+        self.service.leave(int(self.tenant[row]), sequence.served - int(self.served[row]))
         self.departures += 1
         self.total_scheduled -= int(self.scheduled[row])
         self._sequences[row] = None

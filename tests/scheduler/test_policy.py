@@ -12,6 +12,7 @@ from cache_manager.block_hash import Scope
 from cache_manager.manager import CacheManager
 from scheduler.dominant_share import DominantShare
 from scheduler.events import Submit
+from scheduler.fair import FairService
 from scheduler.policies import POLICIES
 from scheduler.policy import FirstCome, SchedulingPolicy
 from scheduler.queue import Queue, QueueLoad
@@ -21,6 +22,7 @@ from scheduler.settings import SCHEDULING_POLICIES, SchedulerSettings
 from tests.scheduler.executor import FakeExecutor
 from tests.scheduler.play import play
 from tests.scheduler.workloads import PATIENT, Workload, make_layout, make_request, workloads
+from tests.support.examples import examples
 
 
 class ShortestFirst(FirstCome):
@@ -56,14 +58,26 @@ def run(workload: Workload, policy: SchedulingPolicy) -> None:
 ANY_POLICY = st.sampled_from([ShortestFirst(), *(make(SchedulerSettings(), 100) for make in POLICIES.values())])
 
 
-@settings(max_examples=80)
-@given(workloads(cancels=True), ANY_POLICY)
+@st.composite
+def of_tenants(draw, **options) -> Workload:
+    """Workloads of up to three tenants, with priorities."""
+    workload = draw(workloads(**options))
+    tenants, priorities = st.sampled_from(("a", "a", "b", "c")), st.integers(-2, 2)
+    come = []
+    for one in workload.arrivals:
+        scope = replace(one.request.scope, tenant=draw(tenants))
+        come.append(replace(one, request=replace(one.request, scope=scope, priority=draw(priorities))))
+    return replace(workload, arrivals=tuple(come))
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(of_tenants(cancels=True), ANY_POLICY)
 def test_the_laws_hold_under_any_policy(workload: Workload, policy: SchedulingPolicy) -> None:
     run(workload, policy)
 
 
-@settings(max_examples=40)
-@given(workloads(several=True), ANY_POLICY)
+@settings(max_examples=examples(80), deadline=None)
+@given(of_tenants(several=True), ANY_POLICY)
 def test_also_with_searches_and_several_sequences(workload: Workload, policy: SchedulingPolicy) -> None:
     run(workload, policy)
 
@@ -128,8 +142,9 @@ def test_what_is_ahead_of_a_new_request() -> None:
         queue.push(Sequence(i, make_request(i, 10, 1, scope=Scope("a")), np.empty(0, np.int32), 0.0, i))
     a, b = (Sequence(9, make_request(9, 10, 1, scope=Scope(one)), np.empty(0, np.int32), 0.0, 9) for one in "ab")
     assert FirstCome().ahead(queue, b, waiting) == waiting
-    assert DominantShare(100).ahead(queue, b, waiting) == QueueLoad(0, 0)
-    assert DominantShare(100).ahead(queue, a, waiting) == waiting
+    for policy in (DominantShare(100), FairService({})):
+        assert policy.ahead(queue, b, waiting) == QueueLoad(0, 0)
+        assert policy.ahead(queue, a, waiting) == waiting
 
 
 def test_every_name_makes_its_policy() -> None:

@@ -20,6 +20,7 @@ from scheduler.request import Request
 from scheduler.rows import Index, Rows, Sequence
 from scheduler.running import Running
 from scheduler.scheduler import Scheduler
+from scheduler.settings import SchedulerSettings
 from scheduler.step import StepPlan
 from tests.scheduler.driver import SchedulerDriver
 from tests.scheduler.executor import FakeExecutor, law
@@ -240,6 +241,12 @@ def test_requests_of_one_moment_keep_their_order_and_their_places_apart() -> Non
         orders = [policy.order(submit(1, 100).request, arrival, 1e6) for arrival in range(1, 200, 16)]
         assert all(later - order == 16 for order, later in pairwise(orders))
         assert max(map(abs, orders)) < 2**59
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 86401.0])
+def test_seconds_that_make_no_ageing_are_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match=r"--priority-ageing is .*, must be in"):
+        SchedulerSettings(priority_ageing=seconds)
 
 
 # Bugs in the policy and in what preempts for it.
