@@ -118,7 +118,7 @@ class Admission:
         """Returns what a sequence lacks beside what is free, or comes back from steps in flight."""
         free = self._cache.pool.free + self._cache.pool.returning - self._spare()
         needed = self._cache.needed(match, sequence.length)
-        return Lack(1 + len(sequence.siblings), needed).less(self._rows.free, max(0, free))
+        return Lack(1 + len(sequence.siblings), needed).less(self._rows.free, free)
 
     def _room_for(self, sequence: Sequence, slices: Slices) -> Match | None:
         """Returns the prefix that a sequence goes on from, where it can be admitted now.

@@ -19,7 +19,7 @@ PRIORITY_BITS = 44  # of first come's `order`, below the priority: arrival, up t
 
 
 class SchedulingPolicy(Protocol):
-    """Order among sequences. Pure: it keeps no state beside its arguments. A policy of tenants has `Rows.service`.
+    """Order among sequences. Pure: it keeps no state beside its arguments. What tenants have had is in `Rows.service`.
 
     Sequences of one request have the same `attempt`. `Sequence.order` says who comes first, kept over preemptions.
     Progress needs one thing of a policy: that no row that runs comes before the first of `running` until that ends.
@@ -39,7 +39,13 @@ class SchedulingPolicy(Protocol):
         """
 
     def begins_to_wait(self, sequence: Sequence, queue: Queue, rows: Rows) -> None:
-        """Notes a new request, by its first sequence, before it is queued: `Service.lift` is the one thing to do."""
+        """Takes note of a new request, before it is queued. May lift its tenant's service (`Service.lift`).
+
+        Args:
+            sequence: First sequence of the request.
+            queue: The waiting queue, without it.
+            rows: The running sequences.
+        """
 
     def waiting(self, queue: Queue, rows: Rows, now: float) -> Iterable[Sequence]:
         """Returns the sequences of the queue in order of admission.

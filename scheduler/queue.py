@@ -42,12 +42,12 @@ class Queue:
 
     @property
     def tenants(self) -> int:
-        """Tenants with a sequence that waits."""
+        """Number of tenants with a sequence that waits."""
         return len(self._loads)
 
     @property
     def waiting_tenants(self) -> list[str]:
-        """Those tenants."""
+        """Names of the tenants with a sequence that waits."""
         return list(self._loads)
 
     def load_of(self, tenant: str) -> QueueLoad:
