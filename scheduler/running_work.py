@@ -10,6 +10,7 @@ from scheduler.policy import SchedulingPolicy
 from scheduler.running import Running
 from scheduler.settings import SchedulerSettings
 from scheduler.slices import Slices, Wanted
+from scheduler.step_time import Pace
 
 
 class RunningWork:
@@ -72,9 +73,9 @@ class RunningWork:
             active, starts, need = active[some], starts[some], need[some]
         return Wanted(active, starts, need)
 
-    def slices(self, wanted: Wanted, drafts: Mapping[int, Ints]) -> Slices:
-        """Plans work for running rows: decodes and their drafts, then prefills in order while the budget lasts."""
-        slices, active, starts, need = Slices(self._settings), wanted.rows, wanted.starts, wanted.need
+    def slices(self, wanted: Wanted, drafts: Mapping[int, Ints], pace: Pace | None = None) -> Slices:
+        """Plans work for running rows: decodes and their drafts, then prefills in order while budget and pace allow."""
+        slices, active, starts, need = Slices(self._settings, pace), wanted.rows, wanted.starts, wanted.need
         if wanted.covered is None and not drafts and not np.count_nonzero(need != 1):
             slices.decodes(active, starts)
             return slices

@@ -53,6 +53,7 @@ from scheduler.running import Running
 from scheduler.running_work import RunningWork
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.step import StepPlan, StepResult, transfer_bytes
+from scheduler.step_time import Pace, StepTime
 
 AUDIT_STEPS = 1024  # between two audits of the ledger
 SWAP_RETRY_STEPS = 256  # between two tries of swapping while it takes longer than computing again
@@ -112,6 +113,7 @@ class Scheduler:
         self._in_flight: deque[InFlight] = deque()
         self._steps = 0
         self._swap_cost = SwapCost()
+        self._step_time = None if settings.target_itl is None else StepTime()
         self._last_commit = -math.inf
 
     @property
@@ -197,7 +199,8 @@ class Scheduler:
         self._preemption.make_way(now, self._steps)
         wanted, preempted = self._running_work.make_room(now)
         drafts = {} if self._drafting is None or preempted else self._drafting.propose(wanted)
-        slices = self._running_work.slices(wanted, drafts)
+        pace = None if self._step_time is None else Pace(self._step_time, self.settings.target_itl or 0.0)
+        slices = self._running_work.slices(wanted, drafts, pace)
         if not preempted:
             self._admission.admit(now, self._steps, slices)
         work = slices.array()
@@ -343,6 +346,8 @@ class Scheduler:
         self._counters.computed += flown.computed
         self._counters.images_encoded += result.images_encoded
         self.backpressure.observe_step(flown.computed, seconds - result.swap_seconds)
+        if self._step_time is not None and not result.images_encoded:
+            self._step_time.observe(flown.slices, seconds - result.swap_seconds)
         if flown.swapped:
             self._swap_cost.observe(flown.swapped, result.swap_seconds)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 MOST_SEQUENCES = 2**16  # rows are arrays: more would only cost memory
 MOST_DRAFTS = 64
 LEAST_WEIGHT = 0.001  # of a tenant
+MOST_ITL = 3600.0  # seconds
 MOST_AGEING = 86400.0  # seconds: more is no ageing
 SCHEDULING_POLICIES = ("dominant-share", "fair", "first-come", "priority")  # keys of `scheduler.policies.POLICIES`
 MOST_PIXELS = 178_956_970  # Pillow refuses larger images as bombs
@@ -30,6 +31,14 @@ class SchedulerSettings:
         metadata={"help": "2 plans a step while the one before it runs. Unset: 2 on a GPU, where it pays, else 1."},
     )
 
+    target_itl: float | None = field(
+        default=None,
+        metadata={
+            "flag": "--target-itl",
+            "help": "Seconds that a step with decodes should take at most: prefill gets what they leave of it, as "
+            "learned from the steps before, beside --max-batched-tokens. Unset: prefill gets all tokens of the budget.",
+        },
+    )
     policy: str = field(
         default="dominant-share",
         metadata={
@@ -104,6 +113,8 @@ class SchedulerSettings:
                 f"--max-batched-tokens is {self.max_batched_tokens}, must be at least --max-sequences "
                 f"({self.max_sequences}), so that every running sequence can take one token a step"
             )
+        if self.target_itl is not None and not 0 < self.target_itl <= MOST_ITL:
+            raise ValueError(f"--target-itl is {self.target_itl}, must be in (0, {MOST_ITL:g}] seconds")
         if self.prefill_chunk is not None and self.prefill_chunk < 1:
             raise ValueError(f"--prefill-chunk is {self.prefill_chunk}, must be at least 1")
         if self.policy not in SCHEDULING_POLICIES:

@@ -69,6 +69,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "prefill_chunk": st.none() | COUNT,
         "steps_in_flight": st.integers(1, 2),
         "policy": st.sampled_from(SCHEDULING_POLICIES),
+        "target_itl": st.none() | st.floats(0.001, 10),
         "tenant_weights": st.none() | st.from_regex(r"[a-z]{1,9}=[1-9]", fullmatch=True),
         "priority_ageing": st.floats(0, MOST_AGEING),
         "draft_tokens": st.integers(0, MOST_DRAFTS),

@@ -1,0 +1,157 @@
+"""How long a step will take, learned from the steps that ran, and how much prefill a target leaves room for.
+
+seconds = fixed + a x decodes + b x their context + c x prefilled tokens + d x pairs of a prefilled token and one that
+it sees. The five are fitted by least squares with none below 0, older steps fading. Decodes read their context from
+memory, and prefill computes on it: so these have costs of their own.
+
+Source: the step budget in tokens of Sarathi-Serve (Agrawal et al., OSDI 2024), here in seconds.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.rows import Index
+
+MEMORY = 0.98  # weight of a step against the one after it: about 50 steps count
+LEAST_PREFILL = 16  # tokens of a step, also where the target leaves no room: a prompt has to come to its end
+OUTLIER = 3.0  # times the prediction: a pause of the machine counts as no more
+SETTLED = 20  # steps, after which there are outliers
+UNITS = np.array((1.0, 16.0, 65536.0, 256.0, 65536.0))  # of the features, so that none outweighs the others
+PREFILL, PAIRS = 3, 4  # which of them are of prefill
+DAMPING = 1e-10  # of the largest product: what cannot be told apart yet is shared between the costs
+UNBOUNDED = 2**31  # tokens
+GROWTH = 2  # of the work of a step, against what was tried before
+
+Floats = NDArray[np.float64]
+
+
+def pairs(start: int, count: int) -> float:
+    """Returns how many pairs of a token and one that it sees `count` tokens from `start` on have."""
+    return count * start + count * (count + 1) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """Work of a step: tokens, and what they see."""
+
+    decodes: int = 0
+    context: float = 0.0
+    prefill: int = 0
+    pairs: float = 0.0
+
+    @staticmethod
+    def of(slices: Index) -> "StepWork":
+        """slices: [n, 3] int32, as in the plan."""
+        starts, counts = slices[:, 1].astype(np.float64), slices[:, 2].astype(np.float64)
+        one = counts == 1
+        seen = counts * starts + counts * (counts + 1) / 2
+        return StepWork(
+            int(np.count_nonzero(one)), float(seen[one].sum()), int(counts[~one].sum()), float(seen[~one].sum())
+        )
+
+
+class StepTime:
+    """Predicts the seconds of a step."""
+
+    def __init__(self) -> None:
+        self._products = np.zeros((len(UNITS), len(UNITS)))
+        self._with_time = np.zeros(len(UNITS))
+        self._costs = np.zeros(len(UNITS))  # of a unit of each feature
+        self._steps = self._most_prefill = 0
+        self._most_pairs = 0.0
+        self._fitted = True
+
+    def observe(self, slices: Index, seconds: float) -> None:
+        """Learns from a step. slices: [n, 3] int32, as in its plan."""
+        work = StepWork.of(slices)
+        self._most_prefill = max(self._most_prefill, work.prefill)
+        self._most_pairs = max(self._most_pairs, work.pairs)
+        features = _features(work)
+        if self._steps >= SETTLED:
+            seconds = min(seconds, OUTLIER * self._predicted(features))
+        self._steps += 1
+        self._products = MEMORY * self._products + np.outer(features, features)
+        self._with_time = MEMORY * self._with_time + features * seconds
+        self._fitted = False
+
+    @property
+    def knows_prefill(self) -> bool:
+        """Whether a step has prefilled tokens."""
+        return self._most_prefill > 0
+
+    def expected(self, work: StepWork) -> float:
+        """Predicts the seconds of a step; 0 before the first one."""
+        return self._predicted(_features(work))
+
+    def prefill_within(self, seconds: float, start: int) -> int:
+        """Returns how many tokens of a prompt, from position `start` on, are prefilled in a time.
+
+        They are at most twice as many as in any step before, and see twice as many: what was not tried may cost more.
+        """
+        each, pair = (self._fit() / UNITS)[[PREFILL, PAIRS]].tolist()
+        tried = min(GROWTH * self._most_prefill, _tokens_within(GROWTH * self._most_pairs, 0.0, 1.0, start))
+        return min(tried, _tokens_within(seconds, each, pair, start))
+
+    def _predicted(self, features: Floats) -> float:
+        return float(self._fit() @ features)
+
+    def _fit(self) -> Floats:
+        """Returns the costs. Those that came out below 0 are put at 0, the lowest first, and the others fitted anew."""
+        if not self._fitted:
+            self._fitted, self._costs = True, np.zeros(len(UNITS))
+            free, damping = np.arange(len(UNITS)), DAMPING * self._products.max() * np.eye(len(UNITS))
+            while len(free):
+                found = np.linalg.solve((self._products + damping)[np.ix_(free, free)], self._with_time[free])
+                if found.min() >= 0:
+                    self._costs[free] = found
+                    break
+                free = np.delete(free, found.argmin())
+        return self._costs
+
+
+def _tokens_within(bound: float, each: float, pair: float, start: int) -> int:
+    """Returns the most tokens from `start` on that cost no more, at a cost of each token and of each pair."""
+    each += pair * (start + 0.5)
+    if bound <= 0 or not each:
+        return 0 if bound <= 0 else UNBOUNDED
+    # pair / 2 x k^2 + each x k = bound, in the form that loses no digits where pair is small
+    return int(min(2 * bound / (each + math.sqrt(each * each + 2 * pair * bound)), UNBOUNDED))
+
+
+def _features(work: StepWork) -> Floats:
+    return np.array((1.0, work.decodes, work.context, work.prefill, work.pairs)) / UNITS
+
+
+class Pace:
+    """The time that a step has for prefill beside its decodes."""
+
+    def __init__(self, time: StepTime, target: float) -> None:
+        """target: seconds that a step with decodes should take at most."""
+        self._time, self._target = time, target
+        self._decodes, self._context = 0, 0.0
+        self._left: float | None = None  # seconds, once prefill has begun
+        self._prefilled = 0
+
+    def decodes(self, count: int, context: float) -> None:
+        """Adds tokens of rows that decode, and what they see."""
+        self._decodes += count
+        self._context += context
+
+    def most(self, start: int) -> int:
+        """Returns how many tokens of a prompt may be prefilled from position `start` on, after what was `taken`."""
+        if not self._decodes:
+            return UNBOUNDED  # no stream waits for this step
+        if self._left is None:
+            self._left = self._target - self._time.expected(StepWork(self._decodes, self._context))
+        room = self._time.prefill_within(self._left, start) if self._time.knows_prefill else 0
+        return max(room, LEAST_PREFILL - self._prefilled)
+
+    def taken(self, start: int, count: int) -> None:
+        """Counts prefill that the step has got."""
+        self._prefilled += count
+        if self._left is not None:
+            none, with_it = StepWork(), StepWork(prefill=count, pairs=pairs(start, count))
+            self._left -= self._time.expected(with_it) - self._time.expected(none)
