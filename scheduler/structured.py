@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler.invalid import InvalidRequest, require, require_several
+from scheduler.structural_tags import StructuralTags, read_tags
 
 FIELD = "structured_output"
 JSON_SCHEMA, JSON_OBJECT, REGEX, CHOICE, GRAMMAR = "json_schema", "json_object", "regex", "choice", "grammar"
-KINDS = (JSON_SCHEMA, JSON_OBJECT, REGEX, CHOICE, GRAMMAR)
+STRUCTURAL_TAG = "structural_tag"
+KINDS = (JSON_SCHEMA, JSON_OBJECT, REGEX, CHOICE, GRAMMAR, STRUCTURAL_TAG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class Structured:
 
     Attributes:
         kind: One of `KINDS`, which are the API's names.
-        text: A JSON schema, a regular expression, a JSON list of texts, or a grammar; "" for any JSON object.
+        text: A JSON schema, a regular expression, a JSON list of texts, a grammar, or structural tags as JSON; "" for
+            any JSON object.
     """
 
     kind: str
@@ -36,6 +39,12 @@ class Structured:
             raise InvalidRequest(self.path, self.text, "is no Unicode text") from None
         if self.kind != JSON_OBJECT:
             require(self.text != "", self.path, self.text, "must not be empty")
+        if self.kind == STRUCTURAL_TAG:
+            self.tags()
+
+    def tags(self) -> StructuralTags:
+        """Returns structural tags, of a constraint of that kind. Raises InvalidRequest."""
+        return read_tags(self.text, self.path)
 
     @property
     def path(self) -> str:
@@ -82,6 +91,20 @@ class Structured:
     def grammar(text: str) -> "Structured":
         """Text of a context-free grammar, whose start symbol is `start` in Lark's syntax and `root` in GBNF's."""
         return Structured(GRAMMAR, text)
+
+    @staticmethod
+    def structural_tag(tags: Mapping[str, Any] | str) -> "Structured":
+        """Free text that has tags with constrained content.
+
+        Args:
+            tags: `structures` and `triggers`, or a `format` of type triggered_tags, as vLLM's structural_tag has them;
+                as JSON too.
+
+        Raises:
+            InvalidRequest: They are malformed, or have something that is not supported.
+        """
+        name = f"{FIELD}.{STRUCTURAL_TAG}"
+        return Structured(STRUCTURAL_TAG, tags if isinstance(tags, str) else _json(tags, name))
 
 
 def _json(value: Any, name: str) -> str:
