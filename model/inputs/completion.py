@@ -3,8 +3,12 @@
 llguidance says which tokens may follow, not which way is short. The search is for bytes, breadth first with a few ways
 kept at each length. What closes a value comes first, since that is the short way in JSON, and in most of what models
 write. So the completion is a short one, not always the shortest.
+
+Within a text that may have any letters, no mask says which of them end it. A grammar names such ends (`named_end`).
 """
 
+import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -23,10 +27,27 @@ CLOSERS, SPACES = b'}])>"0123456789,:', b" \t\n\r"
 """Bytes that are tried first, and last."""
 IN_TEXT = 64  # tokens that can follow; where more can, it is within a text, which a quote closes
 
+END = "end:"
+"""Front of the name of a capture that is the end of a text, and no capture."""
+TOKEN_ID = re.compile(r"<\[([0-9]{1,9})\]>")
+
 Way = tuple["LLMatcher", list[int]]
 """A constraint behind some tokens, and the tokens."""
 Ahead = tuple[bool, bytes]
 """Whether an output may end there, and which tokens may follow."""
+
+
+def named_end(rule: str, text: str) -> str:
+    """Returns rules of a grammar, of which the first, empty one has a matcher know the end of a text.
+
+    A capture is all that a matcher says of its grammar.
+
+    Args:
+        rule: Name of the rule.
+        text: The end, with `<[1234]>` in place of special tokens.
+    """
+    name = json.dumps(END + text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return f"{rule}[capture={name}]: {rule.upper()}\n{rule.upper()}: //"
 
 
 class Completions:
@@ -46,7 +67,7 @@ class Completions:
         """A token that ends a complete output."""
         self.ends: tuple[int, ...] = tuple(vocabulary.eos_tokens)
         """All such tokens."""
-        single = tokens_of_bytes(vocabulary)
+        self._single = single = tokens_of_bytes(vocabulary)
         order = [*CLOSERS, *(byte for byte in range(256) if byte not in CLOSERS + SPACES), *SPACES]
         self._quote = single.get(ord('"'), -1)
         self._spaces = frozenset(single[byte] for byte in SPACES if byte in single)
@@ -124,6 +145,8 @@ class Completions:
     def _continuations(self, way: "LLMatcher", bits: bytes, tried: int) -> list[list[int]]:
         if run := self._only_way(way, bits):
             return [run]
+        if ending := self._ending(way):
+            return [ending]
         mask = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
         single = self._tokens[mask[self._tokens] > 0].tolist()
         if len(single) > 1:  # between tokens of JSON there may be spaces, or none
@@ -133,6 +156,22 @@ class Completions:
         few = np.flatnonzero(mask).tolist() if mask.sum() <= FEW else []
         special = [token for token in few if self._vocabulary.is_special_token(token) and token != self.end]
         return [[token] for token in (*single[: max(1, tried - len(special))], *special)][:tried]
+
+    def _ending(self, way: "LLMatcher") -> list[int]:
+        """Returns the tokens of a named end, where the output is complete behind it; [] where it is behind none."""
+        for name, _ in way.get_captures():
+            if not name.startswith(END):
+                continue
+            parts = TOKEN_ID.split(name.removeprefix(END))
+            tokens = [int(part) if i % 2 else self._of_bytes(part.encode()) for i, part in enumerate(parts)]
+            path = [token for one in tokens for token in (one if isinstance(one, list) else [one])]
+            behind = way.deep_copy()
+            if -1 not in path and behind.try_consume_tokens(path) == len(path) and behind.is_accepting():
+                return path
+        return []
+
+    def _of_bytes(self, text: bytes) -> list[int]:
+        return [self._single.get(byte, -1) for byte in text]
 
     def _only_way(self, way: "LLMatcher", bits: bytes) -> list[int]:
         """Returns the bytes that must follow as each is the only one; [] for none. bits: the mask of the first."""

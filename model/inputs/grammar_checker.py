@@ -35,11 +35,13 @@ class Checked(NamedTuple):
         grammar: Grammar of llguidance.
         short: A short output, with marks in place of special tokens; None where none was found.
         sure: It is the shortest, as far as a search came to its end.
+        closing: Of structural tags the one whose short form is the longest, in that form; "" where none was found.
     """
 
     grammar: str
     short: str | None = None
     sure: bool = False
+    closing: str = ""
 
 
 class GrammarUnchecked(RuntimeError):
@@ -116,7 +118,7 @@ class GrammarChecker:
                 if "unsound" in answer:
                     self._end()
                 return (
-                    Checked(answer["grammar"], answer.get("short"), "sure" in answer)
+                    Checked(answer["grammar"], answer.get("short"), "sure" in answer, answer.get("closing", ""))
                     if "grammar" in answer
                     else _refused(answer)
                 )

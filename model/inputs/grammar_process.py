@@ -3,7 +3,8 @@
 Each line of JSON on standard input is answered by a line on standard output. The first line has the limits: `memory` is
 bytes of address space, `seconds` is processor time for each constraint. Its answer is {}. Each other line has `kind`
 and `text` of a constraint. Its answer has `grammar`, which an engine compiles, or `refused`, which says why there is
-none. With `unsound` the process's state is not trusted any more.
+none. `model.inputs.grammar_checker.Checked` describes the rest of it. With `unsound` the process's state is not trusted
+any more.
 
 A constraint that takes too long ends the process with SIGPROF. The end of the input ends it as well.
 """
@@ -27,11 +28,14 @@ from model.inputs.chat_output.grammar_form import OUTPUT, OutputForm
 from model.inputs.completion import Completions
 from model.inputs.grammars import FIRST_SPECIAL, ByteVocabulary, GrammarRefused, grammar_of, is_list, try_grammar
 from model.inputs.process_limits import limit_memory
-from scheduler.structured import CHOICE
+from model.inputs.tag_grammar import PATH, TagGrammar, grammar_of_any
+from scheduler.structural_tags import read_tags
+from scheduler.structured import CHOICE, STRUCTURAL_TAG
 
 SEARCH_SECONDS, WIDE = 0.06, 48  # for a short output; alternatives that are looked at
 TOKENS, SLOW = 24, 0.05  # that are drawn; seconds of processor time for one, which a step of an engine would wait for
 DRAWING_SECONDS = 0.1  # for all of them
+TAGS_SECONDS = 0.2  # for what is drawn of all structural tags, and for their short forms
 STACK = 4 * 2**20  # bytes; engines have 8 MiB
 
 
@@ -51,11 +55,12 @@ def output_grammar(form: OutputForm) -> tuple[OutputGrammar, LLMatcher]:
         GrammarRefused: It cannot be enforced. Names the field, where it is a tool's.
     """
     tokenizer = tokenizer_of(len(form.ids))
-    content: dict[str, Any] | None = None
-    if form.answer is not None:
+    made, content = OutputGrammar(form, tokenizer), list[dict[str, Any]]()
+    if form.answer is not None and form.answer[0] == STRUCTURAL_TAG:
+        content = TagGrammar(form.answer[1], form.special).make(made.begun_reasoning())
+    elif form.answer is not None:
         answer = grammar_of(*form.answer)
-        content = json.loads(answer)["grammars"][0] if is_list(answer) else {"lark_grammar": answer}
-    made = OutputGrammar(form, tokenizer)
+        content = json.loads(answer)["grammars"][:1] if is_list(answer) else [{"lark_grammar": answer}]
     made.make(content)
     return made, try_grammar(made.text(trial_ids(form)), tokenizer)
 
@@ -98,33 +103,83 @@ def short_output(
         path, sure = None if rest is None else first + rest, sure and thinks
     if path is None:
         return {}
-    runs = groupby(path, key=lambda token: token >= FIRST_SPECIAL)
+    short = decoded(path, marks)
+    return {"short": short, "sure": "1"} if sure else {"short": short}
+
+
+def decoded(tokens: list[int], marks: list[str]) -> str:
+    """Returns the marked text of tokens, as far as it is Unicode."""
+    runs = groupby(tokens, key=lambda token: token >= FIRST_SPECIAL)
     parts = (
         [marks[token - FIRST_SPECIAL] for token in run] if special else [bytes(run).decode("utf-8", "replace")]
         for special, run in runs
     )
-    short = "".join(part for run in parts for part in run)
-    return {"short": short, "sure": "1"} if sure else {"short": short}
+    return "".join(part for run in parts for part in run)
 
 
-def try_tokens(matcher: LLMatcher) -> None:
+def try_tags(matcher: LLMatcher, form: OutputForm) -> dict[str, str]:
+    """Tries structural tags, at whose beginning no other trial comes.
+
+    Args:
+        matcher: The constraint at the start of an output. It is not changed.
+        form: What the output must be.
+
+    Returns:
+        The longest one among the short forms of tags, as `closing`, where one is found in time.
+
+    Raises:
+        GrammarRefused: A tag cannot be written, or a token of it takes too long. Names the field.
+    """
+    if form.answer is None or form.answer[0] != STRUCTURAL_TAG:
+        return {}
+    made, marks, reasoning = TagGrammar(form.answer[1], form.special), list(form.ids), form.reasoning
+    before = "" if reasoning is None else (reasoning.end.strip() if form.thinks else "") + reasoning.content
+    end, found = time.thread_time() + TAGS_SECONDS, list[list[int]]()
+    for tag in made.tags.tags:
+        begun, behind = encoded(made.marked(tag.begin), marks), matcher.deep_copy()
+        behind.try_consume_tokens(encoded(before, marks) + begun)
+        if not any(behind.compute_bitmask()) or behind.is_error():
+            raise GrammarRefused("it allows no text", tag.field)
+        if (left := end - time.thread_time()) > 0:
+            try_tokens(behind, min(left, DRAWING_SECONDS), tag.field)
+            if (path := completions_of(len(marks)).find(behind)) is not None:
+                found.append(begun + path)
+    return {"closing": decoded(max(found, key=len), marks)} if found else {}
+
+
+def named(refused: GrammarRefused, structured: tuple[str, str] | None) -> GrammarRefused:
+    """Returns why tags are refused with the field of the tag whose content is, where it is one's alone."""
+    if structured is None or structured[0] != STRUCTURAL_TAG or refused.field:
+        return refused
+    for tag in read_tags(structured[1], PATH).tags:
+        try:
+            if tag.text:
+                try_grammar(grammar_of(tag.kind, tag.text), tokenizer_of(0))
+        except GrammarRefused as inner:
+            return GrammarRefused(str(inner), tag.field)
+    return refused
+
+
+def try_tokens(matcher: LLMatcher, seconds: float = DRAWING_SECONDS, field: str = "") -> None:
     """Draws the beginning of an output. The library's bounds hold for masks, not for what a token costs that is taken.
 
     Args:
         matcher: The constraint at the start of an output. It is not changed.
+        seconds: Processor time for all tokens.
+        field: The client's name of what is drawn.
 
     Raises:
         GrammarRefused: A token takes too long.
     """
     chance = random.Random(0)  # noqa: S311 - the same tokens in every trial
-    end, ahead = time.thread_time() + DRAWING_SECONDS, matcher.deep_copy()
+    end, ahead = time.thread_time() + seconds, matcher.deep_copy()
     for _ in range(TOKENS):
         began = time.thread_time()
         mask = np.frombuffer(ahead.compute_bitmask(), np.uint8)
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: ByteVocabulary.eos_token_id]).tolist()
         goes_on = bool(allowed) and ahead.consume_token(chance.choice(allowed))
         if (now := time.thread_time()) - began > SLOW:
-            raise GrammarRefused(f"it is too complex: a token takes more than {SLOW * 1000:g} ms")
+            raise GrammarRefused(f"it is too complex: a token takes more than {SLOW * 1000:g} ms", field)
         if not goes_on or now > end:
             return
 
@@ -138,17 +193,21 @@ def answer_to(line: str) -> dict[str, str]:
     """Returns the answer to a line."""
     try:
         asked = json.loads(line)
-        if asked["kind"] == OUTPUT:
-            form = OutputForm.of_text(asked["text"])
-            made, matcher = output_grammar(form)
-            grammar, marks, reasoning, thinks = made.text(form.ids), list(form.ids), form.reasoning, form.thinks
-        else:
-            grammar, marks, reasoning, thinks = grammar_of(asked["kind"], asked["text"]), [], None, False
-            matcher = try_grammar(grammar, tokenizer_of(0))
+        kind, text = asked["kind"], asked["text"]
+        form = OutputForm.of_text(text) if kind == OUTPUT else OutputForm(None, None, answer=(kind, text))
+        try:
+            if kind == OUTPUT:
+                made, matcher = output_grammar(form)
+                grammar = made.text(form.ids)
+            else:
+                grammar = grammar_of_any(kind, text)
+                matcher = try_grammar(grammar, tokenizer_of(0))
+        except GrammarRefused as refused:
+            raise named(refused, form.answer) from None
         try_tokens(matcher)
-        short = short_output(matcher, marks, reasoning, thinks)
-        if asked["kind"] == CHOICE:
-            short = {"short": min(json.loads(asked["text"]), key=len), "sure": "1"}
+        short = short_output(matcher, list(form.ids), form.reasoning, form.thinks) | try_tags(matcher, form)
+        if kind == CHOICE:
+            short = {"short": min(json.loads(text), key=len), "sure": "1"}
     except GrammarRefused as refused:
         return {"refused": str(refused), "field": refused.field}
     except MemoryError:

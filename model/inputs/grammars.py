@@ -53,13 +53,19 @@ def limits() -> LLParserLimits:
 def grammar_of(kind: str, text: str) -> str:
     """Returns a constraint, as in `scheduler.structured.Structured`, as a grammar of llguidance.
 
+    Structural tags, which are made of such grammars, have one by `model.inputs.tag_grammar.grammar_of_any`.
+
     Raises:
         GrammarRefused: It is malformed, or has a keyword that is not enforced.
     """
     grammar = _grammar_of(kind, text)
     if not is_list(grammar):
         return f"{grammar}\n{UNFORCED}"
-    grammars = json.loads(grammar)["grammars"]  # what one of them says holds for all
+    return unforced(json.loads(grammar)["grammars"])
+
+
+def unforced(grammars: list[dict[str, Any]]) -> str:
+    """Returns a list of grammars as JSON, in which no bytes are forced: what one of them says holds for all."""
     return json.dumps({"grammars": [*grammars, {"name": "unforced", "lark_grammar": f'start: ""\n{UNFORCED}'}]})
 
 
@@ -76,8 +82,7 @@ def _grammar_of(kind: str, text: str) -> str:
         return LLMatcher.grammar_from_regex(text)
     if kind == CHOICE:
         texts = sorted(set(json.loads(text)))
-        quoted = " | ".join(json.dumps(one, ensure_ascii=False) for one in texts)
-        return LLMatcher.grammar_from_lark("start: " + quoted.replace("\x7f", "\\u007f"))  # JSON may have it, Lark not
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(quoted, texts)))
     bare = LITERALS.sub("", text)
     if "::=" not in bare:
         _check_lark(bare)
@@ -250,6 +255,7 @@ def _texts(value: Any, deep: bool) -> Iterator[str]:
 LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\]|\\.)+/', re.DOTALL)
 """Texts, comments and expressions of a grammar in Lark's syntax, as llguidance reads them."""
 ESCAPES = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 OPERATORS = re.compile(r"\[[^\]\n]*(?:--|&&|~~)")  # of Rust's classes of characters; GBNF means the characters
 
 
@@ -285,6 +291,17 @@ def _check_lark(bare: str) -> None:
         if refused in bare:
             what = "special tokens and token ids are" if refused == "<" else f"{refused} is"
             raise GrammarRefused(f"{what} not supported in a grammar")
+
+
+def quoted(text: str) -> str:
+    """Returns a literal of a grammar in Lark's syntax."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON may have it, Lark not
+
+
+def escaped(text: str) -> str:
+    """Returns a regular expression, as it stands between slashes in a grammar, that matches a text."""
+    escapes = re.sub(r"([!#-&(-/;?@\[-`{-~])", r"\\\1", text)
+    return CONTROL.sub(lambda found: f"\\x{{{ord(found[0]):X}}}", escapes)
 
 
 def try_schema(schema: dict[str, Any], tokenizer: LLTokenizer) -> None:

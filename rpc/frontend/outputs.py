@@ -2,10 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from model.inputs.chat_output.chat_output import NO_CHAT_OUTPUT, ChatOutput, call_ids
+from model.inputs.chat_output.grammar_form import OutputForm
 from model.inputs.chat_output.marks import MARKS
 from model.inputs.chat_output.parser import Parsing
 from model.inputs.grammar_checker import Checked, Constraint, GrammarChecker, GrammarUnchecked
@@ -18,9 +19,10 @@ from scheduler.prompts import Chat
 from scheduler.request import Request
 from scheduler.resolve import check_structured, check_tool_use
 from scheduler.spec import Spec
+from scheduler.structured import STRUCTURAL_TAG, Structured
 from scheduler.tools import NO_TOOLS, ToolUse, object_of
 
-MOST_KNOWN = 2**18  # characters of parameters
+MOST_KNOWN, MOST_TAGGED = 2**18, 2**14  # characters of parameters, and of structural tags
 UNCONSTRAINED = Checked("")
 LAST = 64  # tokens at the end of a prompt, in which a template may begin the reasoning or end it
 
@@ -32,10 +34,12 @@ class Outputs:
     Attributes:
         form: Form of tool calls and of reasoning.
         grammars: Checks constraints, and is ended by `close`.
+        special: Texts of the model's special tokens by id.
     """
 
     form: ChatOutput = NO_CHAT_OUTPUT
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
+    special: Mapping[int, str] = field(default_factory=dict)
 
     def check(self, spec: Spec, limits: Limits) -> None:
         """Checks what the output must be, before the work on the prompt.
@@ -53,6 +57,9 @@ class Outputs:
                 raise RequestFailed("INVALID_ARGUMENT", "NO_TOOL_FORMAT", message, field="chat.tools")
             if tool_use.constrains or spec.structured is not None:
                 check_tool_use(spec, tool_use, limits)
+            if spec.structured is not None and spec.structured.kind == STRUCTURAL_TAG:
+                says = "does not go with tools that may be called: give them as tags, or set tool_choice to none"
+                raise InvalidRequest(spec.structured.path, spec.structured.text, says)
         if spec.reasoning_tokens is not None:
             name, most = "reasoning.max_tokens", spec.reasoning_tokens
             known = isinstance(spec.prompt, Chat) and self.form.reasoning is not None
@@ -67,7 +74,9 @@ class Outputs:
 
     def knows_grammar(self, spec: Spec) -> bool:
         """Returns whether the constraint on the output, if there is one, was checked before."""
-        if sum(len(tool.parameters) for tool in tool_use_of(spec).tools) > MOST_KNOWN:
+        size, structured = sum(len(tool.parameters) for tool in tool_use_of(spec).tools), spec.structured
+        tagged = len(structured.text) if structured is not None and structured.kind == STRUCTURAL_TAG else 0
+        if size > MOST_KNOWN or tagged > MOST_TAGGED:
             return False  # to ask would take the event loop too long
         return all(
             constraint is None or self.grammars.knows(constraint, spec.sharing)
@@ -86,8 +95,21 @@ class Outputs:
         if isinstance(spec.prompt, Chat):
             form = self.form.form(spec.prompt.tool_use, spec.structured, end, spec.prompt.continue_final_message)
             if form is not None:
-                return form.constraint()
-        return spec.structured
+                return self._with_marks(form, spec.structured).constraint()
+        if spec.structured is None or spec.structured.kind != STRUCTURAL_TAG:
+            return spec.structured
+        form = OutputForm(None, None, answer=(spec.structured.kind, spec.structured.text))
+        marked = self._with_marks(form, spec.structured)
+        return marked.constraint() if marked.special else spec.structured
+
+    def _with_marks(self, form: OutputForm, structured: Structured | None) -> OutputForm:
+        """Returns what an output must be with marks of the special tokens that structural tags have."""
+        if structured is None or structured.kind != STRUCTURAL_TAG:
+            return form
+        tags = structured.tags().tags
+        marks = self.form.marks.more(self.special, [text for tag in tags for text in (tag.begin, tag.end)])
+        special = {char: self.special[i] for char, i in marks.items()}
+        return replace(form, ids={**form.ids, **marks}, special=special)
 
     def grammar(self, spec: Spec, end: str) -> Checked:
         """Returns the grammar of the constraint on the output, "" without one, and a short output of it.
@@ -108,24 +130,33 @@ class Outputs:
         except GrammarRefused as refused:
             name, value = "chat.tools", f"{len(tool_use_of(spec).offered)} tools"
             if refused.field:
-                name, value = refused.field, "a schema"
+                name, value = refused.field, "a schema" if refused.field.startswith("chat.") else "its content"
             elif spec.structured is not None:
                 name, value = spec.structured.path, spec.structured.text
             raise InvalidRequest(name, value, str(refused)) from None
         except GrammarUnchecked as lost:
             raise RequestFailed("UNAVAILABLE", "GRAMMAR_UNCHECKED", str(lost), retry_after=1.0) from None
 
-    def short(self, checked: Checked, tokenizer: Tokenizer) -> int | None:
-        """Returns the tokens of a short output with a constraint; None where none is known.
+    def lengths(self, checked: Checked, tokenizer: Tokenizer) -> tuple[int | None, int]:
+        """Returns tokens of a short output with a constraint, and the fewest that any has.
 
         Args:
             checked: The constraint.
             tokenizer: Tokenizer of the model.
+
+        Returns:
+            Tokens of a short output, or of a structural tag where one has more, None where none is known; and the
+            fewest, 0 where that is not known.
         """
         if checked.short is None:
-            return None
-        parts = [part for part in re.split(f"([{MARKS}])", checked.short) if part]
-        return sum(1 if part in self.form.marks.ids else len(tokenizer.encode(part, False)) for part in parts)
+            return None, 0
+        short, closing = (self._length(text, tokenizer) for text in (checked.short, checked.closing))
+        return max(short, closing), short if checked.sure else 0
+
+    def _length(self, text: str, tokenizer: Tokenizer) -> int:
+        """Returns the tokens of a marked text."""
+        parts = [part for part in re.split(f"([{MARKS}])", text) if part]
+        return sum(1 if re.match(f"[{MARKS}]", part) else len(tokenizer.encode(part, False)) for part in parts)
 
     def reasoning(self, spec: Spec, end: str, tokenizer: Tokenizer) -> dict[str, object]:
         """Returns the fields of `LogitsParams` that bound the reasoning, or that only say how it ends.

@@ -87,7 +87,7 @@ class Preparer:
             end = self.outputs.prompt_end(spec, ids, self.tokenizer)
             public = max((_common(prefix, ids) for prefix in self.public), default=0)
             checked = self.outputs.grammar(spec, end)
-            short = self.outputs.short(checked, self.tokenizer)
+            short, least = self.outputs.lengths(checked, self.tokenizer)
             return resolve(
                 spec,
                 ids,
@@ -100,7 +100,7 @@ class Preparer:
                 self.prefix_lm,
                 checked.grammar,
                 short,
-                (checked.sure and short) or 0,
+                least,
                 self.outputs.reasoning(spec, end, self.tokenizer),
             )
         except InvalidRequest as error:
@@ -365,7 +365,7 @@ def load_preparer(
         images,
         image_limits or ImageLimits(),
         config.vision is not None and config.vision.prefix_lm,
-        outputs=Outputs(form),
+        outputs=Outputs(form, special=tokenizer.special_texts),
         contents=contents_read(chat) if sees and chat is not None else Contents.EITHER,
         calls=calls_read(chat) if chat is not None and form.tools is not None else MAPPINGS,
         architecture=config.architecture,

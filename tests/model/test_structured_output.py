@@ -17,7 +17,7 @@ from torch import Tensor
 
 from model.errors import CheckpointError
 from model.inputs.completion import Completions
-from model.inputs.grammars import grammar_of
+from model.inputs.tag_grammar import grammar_of_any
 from model.inputs.tokenizer import Tokenizer
 from model.structured import grammar_store
 from model.structured.vocabulary import load_vocabulary
@@ -31,6 +31,7 @@ from scheduler.structured import Structured
 from tests.model.test_parity import random_prompts
 from tests.support.checkpoints import byte_tokenizer, write_llama
 from tests.support.engines import Rig, make_request, make_rig
+from tests.support.tagged_text import Tagged
 
 END, MOST = 0, 200
 PROMPTS = random_prompts([5, 20, 3, 11, 9, 14], seed=4)
@@ -78,7 +79,7 @@ def constrained(
         tuple(prompt), sampling=Sampling(**({"temperature": 0.0} | sampling)), output=Output(),
         stopping=Stopping(max_tokens=max_tokens, min_tokens=min_tokens), structured=structured,
     )  # fmt: skip
-    grammar = grammar_of(structured.kind, structured.text)
+    grammar = grammar_of_any(structured.kind, structured.text)
     return resolve(spec, prompt, rig.loaded.limits, rig.loaded.defaults, minted_seed=0, grammar=grammar, short=short)
 
 
@@ -112,6 +113,21 @@ def test_any_schedule_gives_the_same_valid_output(llama: Path, drawing: dict[str
     assert tight.preemptions
     again = make_rig(llama, settings=SchedulerSettings(max_batched_tokens=2048, recompute=True), prefix_cache=False)
     assert run(again, {i: constrained(again, prompt, **drawing) for i, prompt in enumerate(PROMPTS)}) == roomy
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["host draws", "device draws"])
+def test_structural_tags_are_kept_and_closed_in_any_schedule(llama: Path, ahead: bool) -> None:
+    tags = Tagged(("<f",), (("<f>", PERSON, "</f>"), ("<fx>", None, "!")), at_least_one=True)
+    structured, short = Structured.structural_tag(tags.newer()), len('<f>{"name":"","age":0,"tags":[]}</f>')
+    made = list[dict[Any, list[int]]]()
+    for rig in (make_rig(llama, ahead=ahead), make_rig(llama, 4, 220, TIGHT, ahead=ahead)):
+        asked = {i: constrained(rig, p, structured, 40 + 9 * i, short, **DRAWN[1]) for i, p in enumerate(PROMPTS)}
+        results = rig.run(asked)
+        assert {result.end.reason for result in results.values() if result.end} <= {EndReason.STOP, EndReason.LENGTH}
+        made.append({key: result.tokens for key, result in results.items()})
+    assert made[0] == made[1]
+    for tokens in made[0].values():
+        assert tags.read(tokenizer().decode([t for t in tokens if t != END], skip_special_tokens=False))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -191,7 +207,9 @@ def test_it_goes_on_from_every_token(llama: Path) -> None:
 @cache
 def shortest() -> int:
     vocabulary = tokenizer().vocabulary(320, (END,))
-    path = Completions(vocabulary, 10.0).find(LLMatcher(vocabulary, grammar_of(SCHEMA.kind, SCHEMA.text), log_level=0))
+    path = Completions(vocabulary, 10.0).find(
+        LLMatcher(vocabulary, grammar_of_any(SCHEMA.kind, SCHEMA.text), log_level=0)
+    )
     assert path is not None
     return len(path)
 

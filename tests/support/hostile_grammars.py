@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.structured import CHOICE, GRAMMAR, JSON_OBJECT, JSON_SCHEMA, KINDS, REGEX, Structured
+from scheduler.structured import CHOICE, GRAMMAR, JSON_OBJECT, JSON_SCHEMA, KINDS, REGEX, STRUCTURAL_TAG, Structured
 from tests.support.hostile_larks import deep_grammar, random_gbnf, random_lark, scratched_lark
+from tests.support.hostile_tags import structural_tags
 from tests.support.hostile_texts import (
     LETTERS,
     nested_regex,
@@ -346,6 +347,10 @@ def object_with_text(chance: random.Random) -> str:
     return chance.choice(["", "", "", odd_text(chance)])
 
 
+def tags(chance: random.Random) -> str:
+    return structural_tags(chance, {"json_schema": mutated_schema, "regex": random_regex, "grammar": random_lark})
+
+
 MAKERS: dict[str, tuple[str, Maker, int]] = {
     "random schema": (JSON_SCHEMA, random_schema, 22),
     "mutated schema": (JSON_SCHEMA, mutated_schema, 14),
@@ -368,6 +373,7 @@ MAKERS: dict[str, tuple[str, Maker, int]] = {
     "gbnf": (GRAMMAR, random_gbnf, 5),
     "deep grammar": (GRAMMAR, deep_grammar, 1),
     "no grammar": (GRAMMAR, odd_text, 1),
+    "structural tags": (STRUCTURAL_TAG, tags, 9),
 }
 """By family: the kind, what makes one, and how often beside others."""
 FAMILIES, WEIGHTS = list(MAKERS), [weight for _, _, weight in MAKERS.values()]

@@ -15,7 +15,7 @@ from model.inputs.chat_output.arguments_grammar import ArgumentsGrammar
 from model.inputs.chat_output.calls import ARGUMENTS, BESIDE
 from model.inputs.chat_output.formats import ToolFormat
 from model.inputs.chat_output.grammar_form import OutputForm
-from model.inputs.grammars import UNFORCED
+from model.inputs.grammars import UNFORCED, escaped
 
 ANY = "/(?s:.*)/"
 
@@ -30,11 +30,11 @@ class OutputGrammar:
         self._named: list[dict[str, Any]] = []
         self._inner: dict[str, str] = {}  # symbols of arguments by the tool's name
 
-    def make(self, answer: Mapping[str, Any] | None = None) -> None:
+    def make(self, answer: Sequence[Mapping[str, Any]] = ()) -> None:
         """Makes the grammar.
 
         Args:
-            answer: Grammar of the content, one of llguidance's list of them; None for any text.
+            answer: Grammars of llguidance's list of them, of which the first is that of the content; () for any text.
 
         Raises:
             GrammarRefused: A strict tool's schema cannot be enforced. Names the field.
@@ -43,22 +43,20 @@ class OutputGrammar:
         self._rules.append("GAP: /\\n{0,2}/")
         options = []
         if tools is not None and form.offered:
-            options += self._calls(tools, after_text=not form.required and answer is None)
+            options += self._calls(tools, after_text=not form.required and not answer)
         if not form.required:
-            if answer is None:
+            if not answer:
                 options.append(self._text())
             else:
-                self._named.append({**answer, "name": "answer"})
+                self._named += [{**answer[0], "name": "answer"}, *map(dict, answer[1:])]
                 options.append(self._sequence(self._content_begin(), "@answer"))
         self._rule("output", " | ".join(options))
         self._rule("start", self._sequence(*self._reasoning(), "output"))
 
     def text(self, ids: Mapping[str, int]) -> str:
         """Returns the grammar in llguidance's form. ids: token ids of marks."""
-        rules = "\n".join(self._rules)
-        for mark, i in ids.items():
-            rules = rules.replace(mark, f"<[{i}]>")  # a mark stands in no literal, see `literal`
-        return json.dumps({"grammars": [{"name": "main", "lark_grammar": f"{rules}\n{UNFORCED}"}, *self._named]})
+        main = {"name": "main", "lark_grammar": "\n".join([*self._rules, UNFORCED])}
+        return json.dumps({"grammars": [_with_ids(one, ids) for one in (main, *self._named)]})
 
     def _rule(self, name: str, body: str) -> str:
         self._rules.append(f"{name}: {body}")
@@ -115,11 +113,11 @@ class OutputGrammar:
         form, tools, excluded = self._form, self._form.tools, []
         if tools is not None and form.offered and not self._at_mark(tools.trigger)[1]:
             excluded.append(self._beginning(tools) if tools.at_start else f"(?s:.*){escaped(tools.trigger)}(?s:.*)")
-        excluded += [begun] if (begun := self._begun_reasoning()) else []
+        excluded += [begun] if (begun := self.begun_reasoning()) else []
         self._rules.append(f"TEXT: {ANY}" + "".join(f" & ~/{one}/" for one in excluded))
         return self._rule("text", self._sequence(self._content_begin(), "TEXT"))
 
-    def _begun_reasoning(self) -> str:
+    def begun_reasoning(self) -> str:
         """Returns the expression of texts that begin as reasoning does; "" where none can."""
         form = self._form.reasoning
         if form is None or self._at_mark(form.begin)[1]:
@@ -147,7 +145,7 @@ class OutputGrammar:
             first = self._bodies(tools, "first", head)
             gap = "" if after_text else "GAP"
             return [self._rule("calls", self._sequence(gap, first, more, closing))]
-        begun = self.until("head", tools.trigger, self._begun_reasoning())
+        begun = self.until("head", tools.trigger, self.begun_reasoning())
         rest = self.literal(head[len(tools.trigger) :])
         return [self._rule("calls", self._sequence(begun, rest, body, more, closing))]
 
@@ -186,6 +184,10 @@ class OutputGrammar:
         return (self.literal(head + name + tools.id_begin), call_id, self.literal(tools.named), inner, end)
 
 
-def escaped(text: str) -> str:
-    """Returns a regular expression, as it stands between slashes in a grammar, that matches a text."""
-    return re.sub(r"([!#-&(-/;?@\[-`{-~])", r"\\\1", text).replace("\n", "\\n")
+def _with_ids(grammar: dict[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
+    """Returns a grammar with token ids in place of their marks, which stand in no literal."""
+    if not (rules := grammar.get("lark_grammar")):
+        return grammar
+    for mark, i in ids.items():
+        rules = rules.replace(mark, f"<[{i}]>")
+    return {**grammar, "lark_grammar": rules}

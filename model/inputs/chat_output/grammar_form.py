@@ -40,6 +40,7 @@ class OutputForm:
         parallel: It may call several.
         thinks: The output begins within the reasoning.
         answer: Kind and text of the constraint on content; None for any text.
+        special: Texts of the special tokens that its structural tags have, by their marks, which `ids` has too.
     """
 
     tools: ToolFormat | None
@@ -50,6 +51,7 @@ class OutputForm:
     parallel: bool = True
     thinks: bool = False
     answer: tuple[str, str] | None = None
+    special: Mapping[str, str] = field(default_factory=dict)
 
     def constraint(self) -> OutputConstraint:
         """Returns it as JSON."""

@@ -46,6 +46,20 @@ class Marks:
         by_text = {special[i]: char for i, char in chars.items()}
         return Marks(by_text, {char: i for i, char in chars.items()}, chars)
 
+    def more(self, special: Mapping[int, str], literals: list[str]) -> dict[str, int]:
+        """Returns token ids by marks of the special tokens that some other literals have.
+
+        Args:
+            special: The model's special tokens, text by id.
+            literals: The literals.
+        """
+        whole = "\n".join(literals)
+        used = [i for i, text in sorted(special.items()) if text and text in whole]
+        known = len(self.by_id)
+        fresh = iter(range(FIRST + known, FIRST + MOST))
+        chars = {i: self.by_id[i] if i in self.by_id else chr(next(fresh)) for i in used[: MOST - known]}
+        return {char: i for i, char in chars.items()}
+
     def marked(self, text: str) -> str:
         """Returns a text with its special tokens as characters."""
         for token in sorted(self.characters, key=len, reverse=True):

@@ -1,0 +1,66 @@
+"""Structural tags at a frontend: special tokens of its model, beside tools, and how long they are."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from model.inputs.chat_output.chat_output import ChatOutput
+from model.inputs.tokenizer import Tokenizer
+from rpc.frontend.outputs import Outputs
+from scheduler.invalid import InvalidRequest
+from scheduler.limits import Limits
+from scheduler.prompts import Chat, ChatMessage
+from scheduler.settings import RequestLimits
+from scheduler.spec import Spec
+from scheduler.structured import Structured
+from scheduler.tools import NO_TOOLS, Choice, Tool, ToolUse
+from tests.support.chats import TOOLED
+from tests.support.checkpoints import byte_tokenizer
+
+LIMITS = Limits(320, 256, 4096, 8, RequestLimits(), structured_output=True)
+SPECIAL = {5: "<think>", 6: "</think>", 7: "<|call|>", 8: "<|other|>"}
+TAG = {"begin": "<|call|>n", "schema": {"type": "boolean"}, "end": "</think>"}
+
+
+@pytest.fixture(scope="module")
+def outputs() -> Iterator[Outputs]:
+    made = Outputs(ChatOutput.of(TOOLED, {i: SPECIAL[i] for i in (5, 6)}), special=SPECIAL)
+    yield made
+    made.close()
+
+
+def spec(tag: Any, tool_use: ToolUse | None = None) -> Spec:
+    structured = Structured.structural_tag({"structures": [tag], "triggers": [tag["begin"]]})
+    prompt = "a" if tool_use is None else Chat((ChatMessage("user", "a"),), tool_use=tool_use)
+    return Spec(prompt, structured=structured)
+
+
+@pytest.mark.parametrize("tool_use", [None, NO_TOOLS])
+def test_special_tokens_of_tags_are_the_models(outputs: Outputs, tool_use: ToolUse | None) -> None:
+    asked = spec(TAG, tool_use)
+    assert not outputs.knows_grammar(asked)
+    checked = outputs.grammar(asked, "")
+    assert all(f"<[{i}]>" in checked.grammar for i in (6, 7))
+    assert "<[8]>" not in checked.grammar
+    assert outputs.lengths(checked, Tokenizer(byte_tokenizer()))[0] == len("^ntrue^")
+
+
+def test_letters_in_a_schema_are_no_special_token(outputs: Outputs) -> None:
+    schema = {"const": "<|call|>"}
+    checked = outputs.grammar(spec({"begin": "<f>", "schema": schema, "end": "</f>"}), "")
+    assert "<[7]>" not in checked.grammar
+
+
+def test_they_do_not_go_with_tools_that_may_be_called(outputs: Outputs) -> None:
+    tools = (Tool("weather"),)
+    outputs.check(spec(TAG, ToolUse(tools, Choice.NONE)), LIMITS)
+    with pytest.raises(InvalidRequest, match="does not go with tools that may be called") as refused:
+        outputs.check(spec(TAG, ToolUse(tools)), LIMITS)
+    assert refused.value.field == "structured_output.structural_tag"
+
+
+def test_a_content_that_cannot_be_kept_is_named(outputs: Outputs) -> None:
+    with pytest.raises(InvalidRequest, match="'its content': Unimplemented keys") as refused:
+        outputs.grammar(spec({"begin": "<f>", "schema": {"not": {}}, "end": "</f>"}), "")
+    assert refused.value.field == "structured_output.structural_tag.structures[0].schema"
