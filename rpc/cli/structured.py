@@ -23,6 +23,10 @@ class StructuredOptions:
         default=None,
         metadata={"flag": "--grammar", "help": "File with a grammar, in Lark's syntax or llama.cpp's (GBNF)."},
     )
+    structural_tag: Path | None = field(
+        default=None,
+        metadata={"flag": "--structural-tag", "help": "File with structural tags: free text that has such, as JSON."},
+    )
 
     def option(self) -> dict[str, Any] | None:
         """Returns the constraint as a client's option; None without one.
@@ -31,7 +35,7 @@ class StructuredOptions:
             ValueError: There are several.
             OSError: A file cannot be read.
         """
-        texts = {"json_schema": self.json_schema, "grammar": self.grammar}
+        texts = {"json_schema": self.json_schema, "grammar": self.grammar, "structural_tag": self.structural_tag}
         given: dict[str, Any] = {
             "json_object": self.json_object or None, "regex": self.regex, "choice": self.choice or None,
         }  # fmt: skip

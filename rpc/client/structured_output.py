@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.v1 import generation_service_pb2 as pb
 
-KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
+KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
 def structured_of(value: pb.StructuredOutput | Mapping[str, Any]) -> pb.StructuredOutput:
@@ -14,7 +14,7 @@ def structured_of(value: pb.StructuredOutput | Mapping[str, Any]) -> pb.Structur
 
     Args:
         value: The message itself, or a mapping with one key: "json_schema" (an object, or JSON), "json_object" (True),
-            "regex", "choice" (a list of texts) or "grammar".
+            "regex", "choice" (a list of texts), "grammar" or "structural_tag" (an object, or JSON).
 
     Raises:
         TypeError: It is none of that.
@@ -28,9 +28,9 @@ def structured_of(value: pb.StructuredOutput | Mapping[str, Any]) -> pb.Structur
     ((kind, given),) = value.items()
     message = pb.StructuredOutput()
     match kind, given:
-        case "json_schema", Mapping():
-            message.json_schema = json.dumps(given, ensure_ascii=False, allow_nan=False)
-        case "json_schema" | "regex" | "grammar", str():
+        case "json_schema" | "structural_tag", Mapping():
+            setattr(message, kind, json.dumps(given, ensure_ascii=False, allow_nan=False))
+        case "json_schema" | "regex" | "grammar" | "structural_tag", str():
             setattr(message, kind, given)
         case "json_object", bool():
             message.json_object = given

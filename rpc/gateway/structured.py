@@ -20,10 +20,13 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """Form of the output."""
+    """Form of the output. Structural tags are vLLM's, in one of its two forms."""
 
-    type: Annotated[str, among("text", "json_object", "json_schema")]
+    type: Annotated[str, among("text", "json_object", "json_schema", "structural_tag")]
     json_schema: JsonSchema | None = None
+    structures: Any = None
+    triggers: Any = None
+    format: Any = None
 
     @model_validator(mode="after")
     def _one(self) -> "ResponseFormat":
@@ -31,12 +34,22 @@ class ResponseFormat(Strict):
             raise PydanticCustomError(
                 "response_format", "has json_schema where its type is json_schema, and only there"
             )
+        if self.type != "structural_tag" and self._tags():
+            raise PydanticCustomError(
+                "response_format", "has structures, triggers and format only where its type is structural_tag"
+            )
         return self
+
+    def _tags(self) -> dict[str, Any]:
+        values = {"structures": self.structures, "triggers": self.triggers, "format": self.format}
+        return {key: value for key, value in values.items() if value is not None}
 
     def message(self) -> pb.StructuredOutput | None:
         """Returns the constraint; None for any text."""
         if self.type == "text":
             return None
+        if self.type == "structural_tag":
+            return structured_of({"structural_tag": self._tags()})
         schema = None if self.json_schema is None else self.json_schema.schema_
         return structured_of({"json_object": True} if schema is None else {"json_schema": schema})
 
@@ -49,8 +62,8 @@ class StructuredOutputs(Strict):
     choice: Strings | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
-    structural_tag: Annotated[Any, only()] = None
     disable_any_whitespace: Annotated[Any, only(False)] = None
     disable_additional_properties: Annotated[Any, only(False)] = None
     whitespace_pattern: Annotated[Any, only()] = None
@@ -64,7 +77,7 @@ class StructuredOutputs(Strict):
     def _given(self) -> dict[str, Any]:
         values = {
             "json_schema": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar,
-            "json_object": self.json_object or None,
+            "json_object": self.json_object or None, "structural_tag": self.structural_tag,
         }  # fmt: skip
         return {kind: value for kind, value in values.items() if value is not None}
 

@@ -134,7 +134,7 @@ def test_every_field_of_the_contract_is_read() -> None:
         "GenerationSpec": "model text token_ids chat images add_special_tokens output_prefix sampling stopping output "
         "max_time max_queue_time cache_salt priority prompt_truncation structured_output reasoning",
         "Reasoning": "max_tokens",
-        "StructuredOutput": "json_schema json_object regex choice grammar",
+        "StructuredOutput": "json_schema json_object regex choice grammar structural_tag",
         "TextChoice": "texts",
         "PromptTruncation": "tokens keep_first",
         "Chat": "messages template_arguments add_generation_prompt continue_final_message tools tool_choice tool_name "

@@ -19,6 +19,7 @@ from tests.support.checkpoints import write_llama
 from tests.support.forking import run_quire
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.server import RunningServer, running_server
+from tests.support.tagged_text import Tagged
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 MODEL = "tiny"
@@ -67,6 +68,40 @@ def test_completions_take_vllms_field(gateway: RunningGateway) -> None:
         asked = {"model": MODEL, "prompt": "a", "max_tokens": 40, "temperature": 1.0}
         answer = client.completions.create(extra_body={"structured_outputs": {"regex": "[a-c]{9}"}}, **asked)
         assert re.fullmatch("[a-c]{9}", answer.choices[0].text)
+
+
+CALLS = Tagged(
+    ("<function=",), (("<function=who>", Person.model_json_schema(), "</function>"), ("<function=id>", "[a-f]+", ";")),
+    at_least_one=True,
+)  # fmt: skip
+
+
+def test_vllms_structural_tags(gateway: RunningGateway, server: RunningServer, tmp_path: Path) -> None:
+    """In each way in, up to any number of tokens, of which the last may be in the middle of a tag."""
+    asked = {"model": MODEL, "temperature": 2.0}
+    with gateway.client() as client:
+        for most in (60, 61, 75, 90, 120):
+            chat = client.chat.completions.create(
+                messages=[{"role": "user", "content": "Who?"}], extra_body={"response_format": CALLS.newer()},
+                max_tokens=most, seed=most, **asked,
+            )  # fmt: skip
+            assert CALLS.read(chat.choices[0].message.content or "")
+            given = {"structural_tag": json.dumps(CALLS.newer())}
+            plain = client.completions.create(
+                prompt="a", extra_body={"structured_outputs": given}, max_tokens=most, seed=most, **asked
+            )
+            assert CALLS.read(plain.choices[0].text)
+        wrong = {"type": "structural_tag", "triggers": ["<"]}
+        wrong |= {"structures": [{"begin": "<a>", "schema": {"not": {}}, "end": "</a>"}]}
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(prompt="a", extra_body={"response_format": wrong}, **asked)
+    assert refused.value.param == "response_format.structures[0].schema"
+    assert "response_format.structures[0].schema is 'its content': Unimplemented keys" in str(refused.value)
+    file = tmp_path / "tags.json"
+    file.write_text(json.dumps(CALLS.newer()))
+    command = ("generate", "Who?", "--server", server.address, "--quiet", "--seed", "3", "--max-tokens", "70")
+    done = run_quire(*command, "--structural-tag", str(file))
+    assert CALLS.read(done.stdout.removesuffix("\n")), done.stderr
 
 
 def test_what_cannot_be_kept_is_refused_by_name(gateway: RunningGateway, server: RunningServer) -> None:

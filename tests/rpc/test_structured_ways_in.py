@@ -14,23 +14,29 @@ from rpc.client.specs import spec_of
 from rpc.frontend.errors import RequestFailed
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest
-from rpc.gateway.errors import ApiError, of_validation
+from rpc.gateway.errors import ApiError, of_validation, translated
 from rpc.gateway.parameters import chat_spec, completion_spec, names_of
 from rpc.services.convert import spec_from
+from rpc.services.inference.asking import renamed
 from rpc.services.inference.parameters import read_parameters
 from scheduler.invalid import InvalidRequest
 from scheduler.structured import Structured
 
 SCHEMA = {"type": "object", "properties": {"é": {"type": "integer"}}}
+TAGS = {
+    "type": "structural_tag", "structures": [{"begin": "<f=é>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f="],
+}  # fmt: skip
 WANTED = {
     "json_schema": Structured.json_schema(SCHEMA),
     "json_object": Structured.json_object(),
     "regex": Structured.regex("a+"),
     "choice": Structured.choice(["yes", "é"]),
     "grammar": Structured.grammar('start: "a"'),
+    "structural_tag": Structured.structural_tag(TAGS),
 }
 GIVEN: dict[str, Any] = {
     "json_schema": SCHEMA, "json_object": True, "regex": "a+", "choice": ["yes", "é"], "grammar": 'start: "a"',
+    "structural_tag": TAGS,
 }  # fmt: skip
 VLLMS = {"json_schema": "json"}
 
@@ -67,18 +73,20 @@ def test_they_agree(way: Callable[[str, Any], Structured | None], kind: str) -> 
 
 
 @pytest.mark.parametrize("way", [native, batch_line, vllms, open_inference])
-def test_a_schema_may_be_json_too(way: Callable[[str, Any], Structured | None]) -> None:
+def test_a_schema_and_tags_may_be_json_too(way: Callable[[str, Any], Structured | None]) -> None:
     assert way("json_schema", WANTED["json_schema"].text) == WANTED["json_schema"]
+    assert way("structural_tag", WANTED["structural_tag"].text) == WANTED["structural_tag"]
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema, grammar, tags = (tmp_path / name for name in ("schema.json", "grammar.lark", "tags.json"))
+    tags.write_text(WANTED["structural_tag"].text, encoding="utf-8")
     schema.write_text(WANTED["json_schema"].text, encoding="utf-8")
     grammar.write_text('start: "a"')
     for kind, options in {
         "json_schema": StructuredOptions(json_schema=schema), "json_object": StructuredOptions(json_object=True),
         "regex": StructuredOptions(regex="a+"), "choice": StructuredOptions(choice=["yes", "é"]),
-        "grammar": StructuredOptions(grammar=grammar),
+        "grammar": StructuredOptions(grammar=grammar), "structural_tag": StructuredOptions(structural_tag=tags),
     }.items():  # fmt: skip
         assert spec_from(spec_of("x", structured_output=options.option())).structured == WANTED[kind]
     assert StructuredOptions().option() is None
@@ -102,6 +110,21 @@ def test_openais_response_format(strict: dict[str, Any]) -> None:
     assert names_of(asked)["structured_output.json_schema"] == "response_format"
 
 
+def test_vllms_structural_tags_in_response_format() -> None:
+    older = {"structures": TAGS["structures"], "triggers": TAGS["triggers"]}
+    made = spec_from(chat_spec(chat({"type": "structural_tag", **older}))).structured
+    assert made is not None
+    assert made.tags() == WANTED["structural_tag"].tags()
+    content = {"type": "regex", "pattern": "a+"}
+    newer = {"type": "triggered_tags", "triggers": ["<"], "tags": [{"begin": "<a>", "content": content, "end": "</a>"}]}
+    asked = chat({"type": "structural_tag", "format": newer})
+    made = spec_from(chat_spec(asked)).structured
+    assert made == Structured.structural_tag({"format": newer})
+    assert translated("structured_output.structural_tag.format.tags[0].end", names_of(asked)) == (
+        "response_format.format.tags[0].end"
+    )
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
@@ -110,7 +133,11 @@ def test_openais_response_format(strict: dict[str, Any]) -> None:
         ({"response_format": {"type": "json_object", "json_schema": {"name": "n"}}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": "{}"}}}, "response_format"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": 3}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "{}", "regex": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "json_object", "triggers": ["a"]}}, "response_format"),
+        ({"response_format": {"type": "structural_tag", "json_schema": {"schema": {}}}}, "response_format"),
+        ({"response_format": {"type": "structural_tag", "tags": []}}, "response_format"),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs"),
         ({"structured_outputs": {"lark": "start: 'a'"}}, "structured_outputs"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
@@ -142,7 +169,23 @@ def test_a_client_and_a_line_name_what_is_wrong(value: Any) -> None:
     assert line.failure.field == "structured_output"
 
 
-@pytest.mark.parametrize("value", [{"lark": "a"}, {"regex": 3}, {"json_object": 1}, {"regex": "a", "json": "{}"}, [1]])
+def test_tags_are_named_in_each_way_in() -> None:
+    wrong = TAGS | {"structures": [{"begin": "<f=", "schema": {}, "end": ""}]}
+    with pytest.raises(RequestFailed) as plain:
+        native("structural_tag", wrong)
+    assert plain.value.field == "structured_output.structural_tag.structures[0].end"
+    with pytest.raises(InvalidRequest) as refused:
+        open_inference("structural_tag", wrong)
+    assert refused.value.field == "structured_outputs.structural_tag.structures[0].end"
+    field = "structured_output.structural_tag.structures[0].schema"
+    failure = renamed(RequestFailed("INVALID_ARGUMENT", "INVALID_VALUE", f"{field} is 3: no", field=field))
+    assert failure.field == "structured_outputs.structural_tag.structures[0].schema"
+    assert str(failure).startswith(failure.field)
+
+
+@pytest.mark.parametrize(
+    "value", [{"lark": "a"}, {"regex": 3}, {"json_object": 1}, {"structural_tag": 3}, {"regex": "a", "json": "{}"}, [1]]
+)
 def test_open_inference_names_what_is_wrong(value: Any) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read_parameters({"structured_outputs": value})
@@ -156,6 +199,7 @@ def test_open_inference_names_what_is_wrong(value: Any) -> None:
         (pb.StructuredOutput(json_object=False), "structured_output.json_object"),
         (pb.StructuredOutput(choice=pb.TextChoice()), "structured_output.choice"),
         (pb.StructuredOutput(regex=""), "structured_output.regex"),
+        (pb.StructuredOutput(structural_tag=""), "structured_output.structural_tag"),
     ],
 )
 def test_an_empty_constraint_is_none(message: pb.StructuredOutput, field: str) -> None:

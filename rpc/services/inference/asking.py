@@ -38,6 +38,7 @@ OWN = (
 )
 """Parameters of a request that are the protocol's own, and never those of sampling."""
 FILES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # beginnings of PNG and JPEG, which base64 cannot have
+TAGS = "structured_output.structural_tag"
 NAMES = {
     "text": TEXT.name,
     "images": IMAGE.name,
@@ -51,6 +52,7 @@ NAMES = {
     "structured_output.regex": "structured_outputs.regex",
     "structured_output.choice": "structured_outputs.choice",
     "structured_output.grammar": "structured_outputs.grammar",
+    TAGS: "structured_outputs.structural_tag",
 }
 """This protocol's names of Spec's fields, where the two differ."""
 
@@ -200,6 +202,8 @@ def renamed(failure: RequestFailed) -> RequestFailed:
     """Returns the failure with its field under this protocol's name."""
     base, bracket, rest = failure.field.partition("[")
     name = NAMES.get(base, base.removeprefix("sampling.").removeprefix("stopping.").removeprefix("output."))
+    if base.startswith(f"{TAGS}."):
+        name = NAMES[TAGS] + base.removeprefix(TAGS)
     if failure.code != "INVALID_ARGUMENT" or name == base:
         return failure
     name += bracket + rest

@@ -130,8 +130,10 @@ def _constraint(given: Mapping[str, object]) -> Structured:
             return Structured.grammar(text)
         case {"json_object": True, **rest} if not rest:
             return Structured.json_object()
+        case {"structural_tag": dict() | str() as tags, **rest} if not rest:
+            return Structured.structural_tag(tags)
     found = ", ".join(given)[:SHOWN]
-    raise InvalidRequest(FIELD, found, "must have one of json, regex, choice, grammar and json_object")
+    raise InvalidRequest(FIELD, found, "must have one of json, regex, choice, grammar, json_object and structural_tag")
 
 
 def _stopping(values: Values) -> Stopping:
