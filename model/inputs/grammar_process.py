@@ -30,12 +30,13 @@ from model.inputs.grammars import FIRST_SPECIAL, ByteVocabulary, GrammarRefused,
 from model.inputs.process_limits import limit_memory
 from model.inputs.tag_grammar import PATH, TagGrammar, grammar_of_any
 from scheduler.structural_tags import read_tags
-from scheduler.structured import CHOICE, STRUCTURAL_TAG
+from scheduler.structured import CHOICE, GRAMMAR, STRUCTURAL_TAG
 
 SEARCH_SECONDS, WIDE = 0.06, 48  # for a short output; alternatives that are looked at
 TOKENS, SLOW = 24, 0.05  # that are drawn; seconds of processor time for one, which a step of an engine would wait for
 DRAWING_SECONDS = 0.1  # for all of them
 TAGS_SECONDS = 0.2  # for what is drawn of all structural tags, and for their short forms
+ENDLESS = "no end of it was found: its last terminal may take the end marker too, where a regex stops at the first one"
 STACK = 4 * 2**20  # bytes; engines have 8 MiB
 
 
@@ -144,6 +145,8 @@ def try_tags(matcher: LLMatcher, form: OutputForm) -> dict[str, str]:
             try_tokens(behind, min(left, DRAWING_SECONDS), tag.field)
             if (path := completions_of(len(marks)).find(behind)) is not None:
                 found.append(begun + path)
+            elif tag.kind == GRAMMAR:
+                raise GrammarRefused(ENDLESS, tag.field)
     return {"closing": decoded(max(found, key=len), marks)} if found else {}
 
 

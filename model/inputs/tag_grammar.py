@@ -32,6 +32,7 @@ from scheduler.structured import FIELD, GRAMMAR, JSON_SCHEMA, REGEX, STRUCTURAL_
 ANY = "(?s:.*)"
 MOST_ENDS = 16  # end markers that are tried to complete an output
 FREE, FIRST = "free", "first"
+OF_NUMBER, NO_NUMBERS = "0123456789.eE", ("object", "array", "string", "boolean", "null")
 PATH = f"{FIELD}.{STRUCTURAL_TAG}"
 
 
@@ -170,8 +171,11 @@ class TagGrammar:
         name, end = f"tag_{number}", self.marked(tag.end)
         try:
             if tag.kind == JSON_SCHEMA:
-                schema = {**read_schema(tag.text), "x-guidance": JSON_FORM}
-                self._named.append({"name": name, "json_schema": schema})
+                schema = read_schema(tag.text)
+                if tag.end[0] in OF_NUMBER and schema.get("type") not in NO_NUMBERS:
+                    kinds = ", ".join(NO_NUMBERS)
+                    raise GrammarRefused(f"needs a type of {kinds}: a number could go on with the end's {tag.end[0]}")
+                self._named.append({"name": name, "json_schema": {**schema, "x-guidance": JSON_FORM}})
                 return self._sequence("@" + name, self.literal(end))
             if tag.kind == GRAMMAR:
                 if "@" in LITERALS.sub("", tag.text):

@@ -184,6 +184,7 @@ CYCLE = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref"
         ({"type": "regex", "pattern": "a)|(b"}, "pattern", ""),
         ({"type": "regex", "pattern": "(?=a)b"}, "pattern", "look-around"),
         ({"type": "regex", "pattern": r"[^\s\S]"}, "pattern", "it allows no text"),
+        ({"type": "grammar", "grammar": "start: /[ -~]+/"}, "grammar", "no end of it was found"),
         ({"type": "grammar", "grammar": "start: thing"}, "grammar", 'unknown name: "thing"'),
         ({"type": "grammar", "grammar": "start: <[3]>"}, "grammar", "special tokens and token ids"),
         ({"type": "grammar", "grammar": "start: @tags"}, "grammar", "names of other grammars (@)"),
@@ -195,6 +196,17 @@ def test_a_content_that_cannot_be_kept_is_refused_with_its_field(content: Any, k
     answer = refusal([GOOD, content, GOOD])
     assert answer["field"] == f"structured_output.structural_tag.format.tags[1].content.{key}"
     assert says in answer["refused"]
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "fits"),
+    [("0;", "integer", False), ("e", "number", False), (";", "integer", True), ("0;", "object", True)],
+)
+def test_a_number_cannot_take_the_end_marker(end: str, kind: str, fits: bool) -> None:
+    given = {"structures": [{"begin": "<n>", "schema": {"type": kind}, "end": end}], "triggers": ["<"]}
+    answer = answer_to(json.dumps({"kind": STRUCTURAL_TAG, "text": Structured.structural_tag(given).text}))
+    assert ("a number could go on" in answer.get("refused", "")) != fits
+    assert fits or answer["field"] == "structured_output.structural_tag.structures[0].schema"
 
 
 def test_many_large_tags_are_answered() -> None:
