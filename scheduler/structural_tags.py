@@ -31,16 +31,23 @@ class Tag:
         end: Text that ends it.
         kind: Kind of its content, one of `CONTENTS`.
         text: A JSON schema, a regular expression or a grammar; "" for any text.
+        place: The client's name of the tag.
+        key: Name of its content within it.
         trigger: Text at the front of `begin`, behind which the output must go on as a tag.
-        field: Where the client named the content.
     """
 
     begin: str
     end: str
     kind: str
     text: str
-    trigger: str
-    field: str
+    place: str
+    key: str
+    trigger: str = ""
+
+    @property
+    def field(self) -> str:
+        """The client's name of the content."""
+        return f"{self.place}.{self.key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,7 @@ def _older_tag(value: Any, name: str) -> Tag:
     _check_object(value, name)
     _check_keys(value, name, ("begin", "schema", "end"))
     begin, end = _text(value, "begin", name), _text(value, "end", name)
-    return Tag(begin, end, "json_schema", _schema(value.get("schema"), f"{name}.schema"), "", f"{name}.schema")
+    return Tag(begin, end, "json_schema", _schema(value.get("schema"), f"{name}.schema"), name, "schema")
 
 
 def _newer_tag(value: Any, name: str) -> Tag:
@@ -127,9 +134,9 @@ def _newer_tag(value: Any, name: str) -> Tag:
     key = CONTENTS[kind]
     _check_keys(content, field, ("type", key) if key else ("type",))
     if not key:
-        return Tag(begin, end, kind, "", "", field)
+        return Tag(begin, end, kind, "", name, "content")
     made = _schema(content.get(key), f"{field}.{key}") if kind == "json_schema" else _text(content, key, field)
-    return Tag(begin, end, kind, made, "", f"{field}.{key}")
+    return Tag(begin, end, kind, made, name, f"content.{key}")
 
 
 def _triggered(value: Mapping[str, Any], name: str, key: str, tags: Sequence[Tag]) -> tuple[Tag, ...]:

@@ -29,6 +29,7 @@ IN_TEXT = 64  # tokens that can follow; where more can, it is within a text, whi
 
 END = "end:"
 """Front of the name of a capture that is the end of a text, and no capture."""
+MOST_ENDS = 16  # that are looked at
 TOKEN_ID = re.compile(r"<\[([0-9]{1,9})\]>")
 
 Way = tuple["LLMatcher", list[int]]
@@ -159,19 +160,20 @@ class Completions:
 
     def _ending(self, way: "LLMatcher") -> list[int]:
         """Returns the tokens of a named end, where the output is complete behind it; [] where it is behind none."""
-        for name, _ in way.get_captures():
-            if not name.startswith(END):
-                continue
-            parts = TOKEN_ID.split(name.removeprefix(END))
-            tokens = [int(part) if i % 2 else self._of_bytes(part.encode()) for i, part in enumerate(parts)]
-            path = [token for one in tokens for token in (one if isinstance(one, list) else [one])]
-            behind = way.deep_copy()
-            if -1 not in path and behind.try_consume_tokens(path) == len(path) and behind.is_accepting():
+        for name, _ in way.get_captures()[:MOST_ENDS]:
+            path = self._path_of(name.removeprefix(END)) if name.startswith(END) else []
+            if path and (behind := way.deep_copy()).try_consume_tokens(path) == len(path) and behind.is_accepting():
                 return path
         return []
 
-    def _of_bytes(self, text: bytes) -> list[int]:
-        return [self._single.get(byte, -1) for byte in text]
+    def _path_of(self, end: str) -> list[int]:
+        """Returns the tokens of a named end; [] where the vocabulary has not all of them, as a client may name any."""
+        parts = enumerate(TOKEN_ID.split(end))
+        path = [i for n, part in parts for i in ([int(part)] if n % 2 else map(self._byte, part.encode()))]
+        return path if all(0 <= token < self._vocabulary.vocab_size for token in path) else []
+
+    def _byte(self, byte: int) -> int:
+        return self._single.get(byte, -1)
 
     def _only_way(self, way: "LLMatcher", bits: bytes) -> list[int]:
         """Returns the bytes that must follow as each is the only one; [] for none. bits: the mask of the first."""

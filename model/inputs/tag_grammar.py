@@ -15,7 +15,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from model.inputs.completion import named_end
+from model.inputs.completion import MOST_ENDS, named_end
 from model.inputs.grammars import (
     JSON_FORM,
     LITERALS,
@@ -30,7 +30,6 @@ from scheduler.structural_tags import StructuralTags, Tag, read_tags
 from scheduler.structured import FIELD, GRAMMAR, JSON_SCHEMA, REGEX, STRUCTURAL_TAG
 
 ANY = "(?s:.*)"
-MOST_ENDS = 16  # end markers that are tried to complete an output
 FREE, FIRST = "free", "first"
 OF_NUMBER, NO_NUMBERS = "0123456789.eE", ("object", "array", "string", "boolean", "null")
 PATH = f"{FIELD}.{STRUCTURAL_TAG}"
@@ -76,8 +75,8 @@ class TagGrammar:
         """
         begins = [self.marked(tag.begin) for tag in self.tags.tags]
         bodies = [self._body(i, tag) for i, tag in enumerate(self.tags.tags)]
-        ends = dict.fromkeys(self.marked(tag.end) for tag in self.tags.tags if tag.kind != JSON_SCHEMA)
-        names = [self._end(i, end) for i, end in enumerate([*ends][:MOST_ENDS])]
+        ends = dict.fromkeys(tag.end for tag in self.tags.tags if tag.kind != JSON_SCHEMA and "<[" not in tag.end)
+        names = [self._end(i, self.marked(end)) for i, end in enumerate([*ends][:MOST_ENDS])]
         start = " | ".join(self._sequence(*names, one) for one in self._starts(begins, bodies, excluded))
         self._rules.append(f"start: {start}")
         return [{"name": "tags", "lark_grammar": "\n".join(self._rules)}, *self._named]

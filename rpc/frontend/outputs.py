@@ -35,11 +35,13 @@ class Outputs:
         form: Form of tool calls and of reasoning.
         grammars: Checks constraints, and is ended by `close`.
         special: Texts of the model's special tokens by id.
+        ends: Ids of its end tokens.
     """
 
     form: ChatOutput = NO_CHAT_OUTPUT
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     special: Mapping[int, str] = field(default_factory=dict)
+    ends: tuple[int, ...] = ()
 
     def check(self, spec: Spec, limits: Limits) -> None:
         """Checks what the output must be, before the work on the prompt.
@@ -51,6 +53,7 @@ class Outputs:
         tool_use = tool_use_of(spec)
         if spec.structured is not None:
             check_structured(spec, spec.structured, limits)
+            self._check_tags(spec.structured)
         if tool_use.offered:
             if self.form.tools is None:
                 message = "the form of this model's tool calls is not known: see --tool-format of `quire serve`"
@@ -65,6 +68,15 @@ class Outputs:
             known = isinstance(spec.prompt, Chat) and self.form.reasoning is not None
             require(known, name, most, "is for conversations with models that reason, see --reasoning-format")
             require(spec.sampling.beam is None, name, most, "does not go with sampling.beam_search")
+
+    def _check_tags(self, structured: Structured) -> None:
+        """Checks that structural tags have no end token. Raises InvalidRequest."""
+        ends = [self.special[i] for i in self.ends if self.special.get(i)]
+        for tag in structured.tags().tags if structured.kind == STRUCTURAL_TAG and ends else ():
+            for name, text in (("begin", tag.begin), ("end", tag.end)):
+                found = next((end for end in ends if end in text), None)
+                says = f"has the model's end token {found!r:.60}, behind which no output goes on"
+                require(found is None, f"{tag.place}.{name}", text, says)
 
     def prompt_end(self, spec: Spec, ids: Sequence[int], tokenizer: Tokenizer) -> str:
         """Returns the text of a conversation's last tokens, which says whether the output begins with reasoning."""

@@ -255,6 +255,18 @@ def test_special_tokens_are_tokens_and_not_their_letters(content: Any, end: str)
     assert len(path) <= len(least)
 
 
+@pytest.mark.parametrize("end", ["<[7]>", "<[999999999]>"])
+def test_an_end_may_look_like_a_token(end: str) -> None:
+    given = Tagged(("<a",), (("<a>", None, end),), at_least_one=True).newer()
+    for text in (Structured.structural_tag(given).text, ""):
+        lark = f'start: e /[ -~]*/ ";"\ne[capture="end:{end}"]: E\nE: //'
+        grammar = grammar_of_any(STRUCTURAL_TAG, text) if text else grammar_of_any("grammar", lark)
+        matcher = try_grammar(grammar, BYTES)
+        assert matcher.consume_tokens([*b"<a>x"])
+        COMPLETIONS.find(matcher)
+        assert not matcher.is_error()
+
+
 def test_a_tag_that_cannot_be_completed_in_time_is_not_begun() -> None:
     text = written("calls", 1, 20)
     assert CASES["calls"].read(text) == []

@@ -25,7 +25,7 @@ TAG = {"begin": "<|call|>n", "schema": {"type": "boolean"}, "end": "</think>"}
 
 @pytest.fixture(scope="module")
 def outputs() -> Iterator[Outputs]:
-    made = Outputs(ChatOutput.of(TOOLED, {i: SPECIAL[i] for i in (5, 6)}), special=SPECIAL)
+    made = Outputs(ChatOutput.of(TOOLED, {i: SPECIAL[i] for i in (5, 6)}), special=SPECIAL, ends=(9, 8))
     yield made
     made.close()
 
@@ -58,6 +58,13 @@ def test_they_do_not_go_with_tools_that_may_be_called(outputs: Outputs) -> None:
     with pytest.raises(InvalidRequest, match="does not go with tools that may be called") as refused:
         outputs.check(spec(TAG, ToolUse(tools)), LIMITS)
     assert refused.value.field == "structured_output.structural_tag"
+
+
+@pytest.mark.parametrize("key", ["begin", "end"])
+def test_an_end_token_is_part_of_no_tag(outputs: Outputs, key: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"has the model's end token '<\|other\|>'") as refused:
+        outputs.check(spec(TAG | {key: "a<|other|>"}), LIMITS)
+    assert refused.value.field == f"structured_output.structural_tag.structures[0].{key}"
 
 
 def test_a_content_that_cannot_be_kept_is_named(outputs: Outputs) -> None:

@@ -30,8 +30,9 @@ def content(**content: Any) -> dict[str, Any]:
 
 
 def test_both_forms_give_the_same_tags() -> None:
-    text, field = json.dumps(SCHEMA), "structures[0].schema"
-    wanted = Tag("<f=a>", "</f>", "json_schema", text, "<f=", f"{PATH}.{field}")
+    text = json.dumps(SCHEMA)
+    wanted = Tag("<f=a>", "</f>", "json_schema", text, f"{PATH}.structures[0]", "schema", "<f=")
+    assert wanted.field == f"{PATH}.structures[0].schema"
     assert read_tags(json.dumps(OLDER_FORM), PATH).tags == (wanted,)
     (found,) = read_tags(json.dumps(NEWER_FORM), PATH).tags
     assert (found.begin, found.end, found.text, found.trigger) == ("<f=a>", "</f>", text, "<f=")
