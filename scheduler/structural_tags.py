@@ -142,7 +142,7 @@ def _newer_tag(value: Any, name: str) -> Tag:
 def _triggered(value: Mapping[str, Any], name: str, key: str, tags: Sequence[Tag]) -> tuple[Tag, ...]:
     """Returns tags with their triggers, once triggers and beginnings are found to be unambiguous.
 
-    Of two triggers of which one is the beginning of the other, the shorter comes first in any output.
+    The shorter of two triggers counts where one is the beginning of the other, as it comes first in any output.
     """
     listed = _list(value, "triggers", name, MOST_TRIGGERS)
     for i, trigger in enumerate(listed):

@@ -35,7 +35,7 @@ class Checked(NamedTuple):
         grammar: Grammar of llguidance.
         short: A short output, with marks in place of special tokens; None where none was found.
         sure: It is the shortest, as far as a search came to its end.
-        closing: Of structural tags the one whose short form is the longest, in that form; "" where none was found.
+        closing: The longest among the short forms of structural tags; "" without tags, and where none was found.
     """
 
     grammar: str

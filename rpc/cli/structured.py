@@ -25,7 +25,10 @@ class StructuredOptions:
     )
     structural_tag: Path | None = field(
         default=None,
-        metadata={"flag": "--structural-tag", "help": "File with structural tags: free text that has such, as JSON."},
+        metadata={
+            "flag": "--structural-tag",
+            "help": "File with structural tags, as JSON: free text with constrained parts.",
+        },
     )
 
     def option(self) -> dict[str, Any] | None:
