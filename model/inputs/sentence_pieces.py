@@ -120,6 +120,10 @@ class SentencePieceTokenizer(Tokenizer):
     def special_texts(self) -> dict[int, str]:
         return {i: text for i in self.special if (text := self.text_of(i))}
 
+    @property
+    def marker_texts(self) -> dict[int, str]:
+        return self.special_texts  # `_Bytes` says which tokens are special
+
     def expressions(self) -> set[str]:
         return set()
 

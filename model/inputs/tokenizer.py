@@ -93,6 +93,19 @@ class Tokenizer:
         """Texts of the special tokens by id."""
         return {i: text for i in self._special if (text := self.text_of(i))}
 
+    @property
+    def marker_texts(self) -> dict[int, str]:
+        """Texts by id of the tokens that a grammar has to name, as their letters do not match them.
+
+        llguidance takes added tokens of the form <...> for special ones too, such as Qwen's <tool_call>.
+        """
+        added = self._library.get_added_tokens_decoder().items()
+        return {
+            i: token.content
+            for i, token in added
+            if token.content and (token.special or (token.content[0] == "<" and token.content[-1] == ">"))
+        }
+
     def expressions(self) -> set[str]:
         """Returns all patterns of the tokenizer: regular expressions, and texts that it replaces."""
         library = self._library

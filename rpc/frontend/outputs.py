@@ -34,7 +34,7 @@ class Outputs:
     Attributes:
         form: Form of tool calls and of reasoning.
         grammars: Checks constraints, and is ended by `close`.
-        special: Texts of the model's special tokens by id.
+        special: Texts of the model's special tokens by id, as in `Tokenizer.marker_texts`.
         ends: Ids of its end tokens.
     """
 

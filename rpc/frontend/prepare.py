@@ -365,7 +365,7 @@ def load_preparer(
         images,
         image_limits or ImageLimits(),
         config.vision is not None and config.vision.prefix_lm,
-        outputs=Outputs(form, special=tokenizer.special_texts, ends=defaults.eos_token_ids),
+        outputs=Outputs(form, special=tokenizer.marker_texts, ends=defaults.eos_token_ids),
         contents=contents_read(chat) if sees and chat is not None else Contents.EITHER,
         calls=calls_read(chat) if chat is not None and form.tools is not None else MAPPINGS,
         architecture=config.architecture,

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
+from tokenizers import AddedToken
 
 from model.inputs.chat_output.chat_output import ChatOutput
 from model.inputs.tokenizer import Tokenizer
@@ -58,6 +60,43 @@ def test_they_do_not_go_with_tools_that_may_be_called(outputs: Outputs) -> None:
     with pytest.raises(InvalidRequest, match="does not go with tools that may be called") as refused:
         outputs.check(spec(TAG, ToolUse(tools)), LIMITS)
     assert refused.value.field == "structured_output.structural_tag"
+
+
+SIZE = 320  # more than its tokens
+ADDED = ["<tool_call>", "</tool_call>", "[CALL]", "<half", "<|odd one|>"]
+
+
+def with_added(special: bool) -> Tokenizer:
+    library = byte_tokenizer()
+    library.add_tokens([AddedToken(text, special=special, normalized=False) for text in ADDED])
+    return Tokenizer(library)
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_markers_are_the_tokens_that_llguidance_takes_for_special(special: bool) -> None:
+    tokenizer = with_added(special)
+    vocabulary = tokenizer.vocabulary(SIZE, (0,))
+    added = {i: text for i in range(SIZE) if (text := tokenizer.text_of(i)) in ("<|end|>", *ADDED)}
+    assert tokenizer.marker_texts == {i: text for i, text in added.items() if vocabulary.is_special_token(i)}
+    assert len(tokenizer.marker_texts) == (6 if special else 4)
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(
+    ("begin", "end"), [("<tool_call>", "</tool_call>"), ("[CALL]", ";"), ("<|odd one|>x", "[CALL]")]
+)
+def test_a_model_writes_its_own_tokens(begin: str, end: str, special: bool) -> None:
+    """Also those that its tokenizer does not call special, as Qwen's <tool_call>."""
+    tokenizer = with_added(special)
+    made = Outputs(special=tokenizer.marker_texts)
+    try:
+        checked = made.grammar(spec({"begin": begin, "schema": {"type": "boolean"}, "end": end}), "")
+    finally:
+        made.close()
+    matcher = LLMatcher(tokenizer.vocabulary(SIZE, (0,)), checked.grammar, log_level=0)
+    ids = tokenizer.encode(f"so {begin}true{end} it is", False)
+    assert {tokenizer.text_of(i) for i in ids} & {*ADDED}
+    assert matcher.validate_tokens(ids) == len(ids)
 
 
 @pytest.mark.parametrize("key", ["begin", "end"])
