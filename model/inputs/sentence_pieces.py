@@ -117,12 +117,8 @@ class SentencePieceTokenizer(Tokenizer):
         return frozenset((*self._special, *unused, *gaps))
 
     @property
-    def special_texts(self) -> dict[int, str]:
-        return {i: text for i in self.special if (text := self.text_of(i))}
-
-    @property
     def marker_texts(self) -> dict[int, str]:
-        return self.special_texts  # `_Bytes` says which tokens are special
+        return {i: text for i in self.special if (text := self.text_of(i))}  # `_Bytes` says which tokens are special
 
     def expressions(self) -> set[str]:
         return set()

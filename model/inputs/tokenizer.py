@@ -89,11 +89,6 @@ class Tokenizer:
         return LLTokenizer(self._library.to_str(), n_vocab=most, eos_token=list(ends))
 
     @property
-    def special_texts(self) -> dict[int, str]:
-        """Texts of the special tokens by id."""
-        return {i: text for i in self._special if (text := self.text_of(i))}
-
-    @property
     def marker_texts(self) -> dict[int, str]:
         """Texts by id of the tokens that a grammar has to name, as their letters do not match them.
 

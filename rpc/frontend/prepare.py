@@ -354,7 +354,8 @@ def load_preparer(
     images, sees = read_image_inputs(directory, config, tokenizer), config.vision is not None
     template = find_chat_template(directory, sees)
     source = template.source if template is not None else ""
-    form = ChatOutput.of(source, tokenizer.special_texts, tool_format, reasoning_format)
+    markers = tokenizer.marker_texts
+    form = ChatOutput.of(source, markers, tool_format, reasoning_format)
     chat = ChatRenderer(template) if template is not None else None
     return Preparer(
         name,
@@ -365,7 +366,7 @@ def load_preparer(
         images,
         image_limits or ImageLimits(),
         config.vision is not None and config.vision.prefix_lm,
-        outputs=Outputs(form, special=tokenizer.marker_texts, ends=defaults.eos_token_ids),
+        outputs=Outputs(form, special=markers, ends=defaults.eos_token_ids),
         contents=contents_read(chat) if sees and chat is not None else Contents.EITHER,
         calls=calls_read(chat) if chat is not None and form.tools is not None else MAPPINGS,
         architecture=config.architecture,

@@ -63,6 +63,7 @@ def test_they_do_not_go_with_tools_that_may_be_called(outputs: Outputs) -> None:
 
 
 SIZE = 320  # more than its tokens
+EMPTY = '{"type": "object", "additionalProperties": false}'
 ADDED = ["<tool_call>", "</tool_call>", "[CALL]", "<half", "<|odd one|>"]
 
 
@@ -96,6 +97,24 @@ def test_a_model_writes_its_own_tokens(begin: str, end: str, special: bool) -> N
     matcher = LLMatcher(tokenizer.vocabulary(SIZE, (0,)), checked.grammar, log_level=0)
     ids = tokenizer.encode(f"so {begin}true{end} it is", False)
     assert {tokenizer.text_of(i) for i in ids} & {*ADDED}
+    assert matcher.validate_tokens(ids) == len(ids)
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_a_model_calls_tools_in_its_own_tokens(special: bool) -> None:
+    """The mask has the token of a mark, and the parser knows it: Qwen's tokenizers do not call it special."""
+    tokenizer = with_added(special)
+    markers = tokenizer.marker_texts
+    made = Outputs(ChatOutput.of("", markers, "hermes", "none"), special=markers)
+    call = '{"name": "look", "arguments": {}}'
+    use = ToolUse((Tool("look", parameters=EMPTY),), Choice.REQUIRED)
+    asked = Spec(Chat((ChatMessage("user", "a"),), tool_use=use))
+    try:
+        checked = made.grammar(asked, "")
+    finally:
+        made.close()
+    matcher = LLMatcher(tokenizer.vocabulary(SIZE, (0,)), checked.grammar, log_level=0)
+    ids = tokenizer.encode(f"<tool_call>\n{call}\n</tool_call>", False)
     assert matcher.validate_tokens(ids) == len(ids)
 
 
