@@ -151,6 +151,38 @@ def _weights(text: str) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordSettings:
+    """Settings of the flight recorder, `scheduler.recording`."""
+
+    file: str | None = field(
+        default=None,
+        metadata={
+            "flag": "--record",
+            "help": "File that each engine writes what goes into its scheduler to, for `quire replay` and `quire "
+            "explain`. It has sizes and times, no text and no token. An existing file is kept: FILE.1 follows. Unset: "
+            "none.",
+        },
+    )
+    steps: int = field(
+        default=360_000,
+        metadata={"flag": "--record-steps", "help": "Steps after which an engine records nothing more."},
+    )
+    tokens: bool = field(
+        default=False,
+        metadata={
+            "flag": "--record-tokens",
+            "help": "Record the token ids of prompts and outputs too, as beam searches and --speculative-tokens need.",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"--record-steps is {self.steps}, must be at least 1")
+        if self.tokens and self.file is None:
+            raise ValueError("--record-tokens does nothing without --record")
+
+
+@dataclass(frozen=True, slots=True)
 class ScalingSettings:
     """Settings of the number of engines. Times are seconds."""
 

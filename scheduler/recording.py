@@ -1,0 +1,297 @@
+"""Flight recorder: what goes into a scheduler, and fingerprints of its plans, as lines of JSON.
+
+`Scheduler.schedule` and `commit` are pure. So their arguments, in order, are all that a replay needs
+(`scheduler.replaying`). The first line is a header with the scheduler's blueprint. Each further line is one call:
+
+    {"schedule": now, "events": [...], "plan": {...}}
+    {"commit": now, "step": 7, "drawn": 64, "tokens": [[3, 2]], ...}
+
+Fields that are empty are left out. A recording is complete at each line, so it needs no end: it survives the death of
+its engine, whatever the reason. The last line is {"ended": why} where the recorder has stopped before its engine.
+
+Texts are never recorded: neither grammars and arguments of logits processors, nor tenants and salts, which get numbers.
+`scheduler.stand_ins` says what stands for tokens.
+"""
+
+import json
+import logging
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_manager.block_hash import DEFAULT_TENANT, BlockHasher, Scope
+from cache_manager.manager import CacheManager
+from scheduler.blueprint import Blueprint
+from scheduler.controls import NO_LOGITS_PARAMS
+from scheduler.events import Abort, AdminQuery, Event, Ready, StepOutputs, Submit
+from scheduler.rows import Rows, sequences_of
+from scheduler.scheduler import Scheduler
+from scheduler.settings import RecordSettings
+from scheduler.stand_ins import StandIns, StepDraws
+from scheduler.step import Join, StepPlan, StepResult
+
+FORMAT, VERSION = "quire-recording", 1
+SHOWN = 24  # numbers of an array that a fingerprint shows; of larger ones it has a checksum
+TOKEN_COLUMNS = {
+    "forced": 1,
+    "drafts": 1,
+    "jumps": 2,
+}  # of a plan's arrays: columns with tokens, which stand-ins replace
+PLAN_ARRAYS = tuple(one.name for one in fields(StepPlan) if one.name not in ("step", "joins"))
+
+log = logging.getLogger("quire.scheduler")
+
+encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def fingerprint(plan: StepPlan) -> dict[str, Any]:
+    """Returns what a recording has of a plan: its arrays by name, without tokens and without empty ones.
+
+    Small arrays are shown; large ones are "rows:checksum".
+    """
+    found: dict[str, Any] = {"step": plan.step}
+    if plan.joins:
+        found["joins"] = _shown(np.array([_join(join) for join in plan.joins], np.int64))
+    for name in PLAN_ARRAYS:
+        array = getattr(plan, name)
+        if len(array):
+            found[name] = _shown(np.delete(array, TOKEN_COLUMNS[name], 1) if name in TOKEN_COLUMNS else array)
+    return found
+
+
+def _join(join: Join) -> list[int]:
+    transferred = () if join.transfer is None else join.transfer.pages.tolist()
+    pages = zlib.crc32(repr(transferred).encode()) if transferred else 0
+    return [join.row, len(join.tokens), join.prompt_count, join.index, join.bidirectional, len(transferred), pages]
+
+
+def _shown(array: NDArray) -> Any:
+    return array.tolist() if array.size <= SHOWN else f"{len(array)}:{zlib.crc32(array.tobytes()):08x}"
+
+
+def tenant_alias(number: int) -> str:
+    """Returns the name that a replay gives a tenant."""
+    return f"tenant-{number}" if number else DEFAULT_TENANT
+
+
+class Numbers:
+    """Numbers in place of names, in order of their first use."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str | bytes, int] = {}
+
+    def of(self, name: str | bytes) -> int:
+        return self._numbers.setdefault(name, len(self._numbers) + 1)
+
+
+class Recorder:
+    """Writes the calls of one scheduler. Ends by itself after `settings.steps` calls of `schedule`.
+
+    Attributes:
+        ended: Why nothing more is recorded; "" while it records.
+    """
+
+    def __init__(
+        self, blueprint: Blueprint, settings: RecordSettings, key: bytes, write: Callable[[str], None]
+    ) -> None:
+        """Begins a recording.
+
+        Args:
+            blueprint: Of the scheduler.
+            settings: Bounds, and whether tokens are kept.
+            key: Secret of the stand-ins, at least 16 random bytes that are used once.
+            write: Takes each line, without its line break.
+        """
+        self._write, self._left, self.ended = write, settings.steps, ""
+        cached = blueprint.prefix_cache
+        self._stand_ins = None if settings.tokens else StandIns(key, blueprint.layout.page_size, cached)
+        self._tenants, self._salts, self._images = Numbers(), Numbers(), Numbers()
+        self._launched: deque[StepDraws] = deque()
+        self._collected: StepDraws | None = None
+        chosen = replace(blueprint.settings, tenant_weights=self._weights(blueprint.settings.weights))
+        known = replace(blueprint, settings=chosen).to_json()
+        write(encode({"format": FORMAT, "version": VERSION, "tokens": settings.tokens, "blueprint": known}))
+
+    def scheduled(
+        self, now: float, events: Sequence[Event], plan: StepPlan | None, rows: Rows, hasher: BlockHasher | None,
+        raised: str = "",
+    ) -> None:  # fmt: skip
+        """Records a call of `schedule`.
+
+        Args:
+            now: As in the call.
+            events: As in the call.
+            plan: What it returned.
+            rows: The rows after it.
+            hasher: The scheduler's own.
+            raised: Name of the exception that it raised; "" for none.
+        """
+        if not self._left:
+            self._end("the bound of --record-steps is reached")
+        elif self._stand_ins is not None and any(isinstance(one, Submit) and one.request.beam for one in events):
+            self._end("a beam search ranks tokens by their ids, which only --record-tokens keeps")
+        if self.ended:
+            return
+        self._left -= 1
+        line: dict[str, Any] = {"schedule": now}
+        if events:
+            line["events"] = [self._event(event, hasher) for event in events]
+        if raised:
+            line["raised"] = raised
+        if plan is not None:
+            line["plan"] = fingerprint(plan)
+            if self._stand_ins is not None:
+                last = self._launched[-1] if self._launched else self._collected
+                same = last is not None and last.logits is plan.logits
+                self._launched.append(last if same and last is not None else StepDraws.of(rows, plan.logits))
+        self._write(encode(line))
+
+    def committed(
+        self, now: float, result: StepResult | None, outputs: StepOutputs | None, rows: Rows, raised: str = ""
+    ) -> None:
+        """Records a call of `commit`; outputs None where it raised an exception. Else as `scheduled`."""
+        line: dict[str, Any] = {"commit": now}
+        if result is not None:
+            line |= self._result(result, outputs, rows)
+        if outputs is not None and outputs.ends and self._stand_ins is not None:
+            self._stand_ins.forget(outputs.over)
+        if raised:
+            line["raised"] = raised
+        self._write(encode(line))
+
+    def _weights(self, weights: Mapping[str, float]) -> str | None:
+        """Returns weights of tenants as in the settings, by the names that a replay gives tenants."""
+        named = [f"{tenant_alias(self._tenant(tenant))}={weight!r}" for tenant, weight in weights.items()]
+        return ",".join(named) or None
+
+    def _tenant(self, tenant: str) -> int:
+        return 0 if tenant == DEFAULT_TENANT else self._tenants.of(tenant)
+
+    def _end(self, why: str) -> None:
+        self.ended = why
+        self._write(encode({"ended": why}))
+
+    def _result(self, result: StepResult, outputs: StepOutputs | None, rows: Rows) -> dict[str, Any]:
+        values: dict[str, Any] = {"step": result.step, "drawn": len(result.tokens)}
+        if self._stand_ins is None:
+            values["tokens"], values["jumps"] = result.tokens.tolist(), result.jumps.tolist()
+            values["offers"] = [
+                [i, result.logprobs.top_ids[i].tolist(), result.logprobs.top[i].tolist()]
+                for i in np.flatnonzero((result.logprobs.top_ids >= 0).any(axis=1)).tolist()
+            ]
+        elif outputs is not None:
+            drawing = self._collected = self._launched.popleft()
+            values["tokens"] = self._stand_ins.drawn(drawing, result, outputs, rows)
+            if len(result.jumps):
+                values["jumps"] = self._stand_ins.jumps(drawing, result.jumps, outputs, rows)
+        values["faults"] = [row for row, _ in result.faults]
+        values["lost"] = list(result.lost_pages)
+        values["swapping"], values["images"] = result.swap_seconds, result.images_encoded
+        return {name: value for name, value in values.items() if value or name in ("step", "drawn")}
+
+    def _event(self, event: Event, hasher: BlockHasher | None) -> dict[str, Any]:
+        if isinstance(event, Submit):
+            return {"submit": event.attempt, **self._submit(event, hasher)}
+        if isinstance(event, Abort):
+            return {"abort": event.attempt} | ({} if event.index is None else {"index": event.index})
+        if isinstance(event, Ready):
+            return {"ready": event.attempt} | ({"fault": True} if event.fault else {})
+        return self._question(event)
+
+    @staticmethod
+    def _question(event: AdminQuery) -> dict[str, Any]:
+        return {"ask": event.ticket, "question": event.question.value}
+
+    def _submit(self, event: Submit, hasher: BlockHasher | None) -> dict[str, Any]:
+        request = event.request
+        params, beam = request.controls.logits_params, request.beam
+        values: dict[str, Any] = {
+            "max_tokens": request.max_tokens,
+            "queue_timeout": request.queue_timeout,
+            "scope": self._scope(request.scope),
+            "count": request.count if request.count != 1 else 0,
+            "beam": None if beam is None else [beam.width, beam.length_penalty, request.controls.top_logprobs],
+            "priority": request.priority,
+            "processed": params != NO_LOGITS_PARAMS,
+            "grammar": bool(params.grammar),
+            "prompt_logprobs": request.controls.prompt_logprobs,
+            "again": event.again,
+            "isolated_steps": event.isolated_steps,
+            "transferred": [] if hasher is None or not event.transferred else _transferred(event, hasher),
+        }
+        values = {name: value for name, value in values.items() if value or (name == "queue_timeout" and value == 0)}
+        if self._stand_ins is not None:
+            return values | self._stand_ins.submit(event)
+        emitted = [None if tokens is None else list(tokens) for tokens in event.emitted]
+        stops = list(request.stop_ids)
+        return values | {"prompt": request.prompt.tolist(), "emitted": emitted, "stops": stops}
+
+    def _scope(self, scope: Scope) -> dict[str, Any]:
+        values = {
+            "tenant": self._tenant(scope.tenant),
+            "salt": self._salts.of(scope.salt) if scope.salt else 0,
+            "public": scope.public,
+            "images": [[one.start, one.end, self._images.of(one.digest)] for one in scope.images],
+            "bidirectional": scope.bidirectional,
+        }
+        return {name: value for name, value in values.items() if value}
+
+
+def _transferred(event: Submit, hasher: BlockHasher) -> list[list[Any]]:
+    """Returns sequence, index of the page in it, and tables, of each page that came with a request."""
+    found = {}
+    for number, sequence in enumerate(sequences_of(event, 0.0, 0)):
+        chain = hasher.chain(event.request.scope)
+        chain.extend(sequence.tokens())
+        for i, block_hash in enumerate(chain.hashes):
+            if block_hash in event.transferred:
+                found[block_hash] = [number, i, event.transferred[block_hash].tables.tolist()]
+    return list(found.values())
+
+
+class RecordedScheduler(Scheduler):
+    """A scheduler that hands each of its calls to a recorder, until this ends."""
+
+    def __init__(
+        self, blueprint: Blueprint, cache: CacheManager, hasher: BlockHasher | None, recorder: Recorder
+    ) -> None:
+        """Makes the scheduler of a blueprint. cache, hasher: as in `Blueprint.scheduler`."""
+        super().__init__(blueprint.settings, blueprint.queue, cache, hasher, blueprint.drafter(), holds=blueprint.holds)
+        self._recorder, self._own_hasher = recorder, hasher
+
+    def schedule(self, now: float, events: Sequence[Event]) -> StepPlan | None:
+        plan, raised = None, ""
+        try:
+            plan = super().schedule(now, events)
+        except BaseException as error:
+            raised = type(error).__name__
+            raise
+        finally:
+            self._record(lambda to: to.scheduled(now, events, plan, self.rows, self._own_hasher, raised))
+        return plan
+
+    def commit(self, result: StepResult | None, now: float) -> StepOutputs:
+        outputs, raised = None, ""
+        try:
+            outputs = super().commit(result, now)
+        except BaseException as error:
+            raised = type(error).__name__
+            raise
+        finally:
+            self._record(lambda to: to.committed(now, result, outputs, self.rows, raised))
+        return outputs
+
+    def _record(self, call: Callable[[Recorder], None]) -> None:
+        if self._recorder.ended:
+            return
+        try:
+            call(self._recorder)
+        except Exception as error:  # no fault of the disk or of the recorder may end an engine
+            self._recorder.ended = f"{type(error).__name__}: {error}"
+        if self._recorder.ended:
+            log.warning("the recording has ended: %s", self._recorder.ended)

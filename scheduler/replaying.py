@@ -1,0 +1,287 @@
+"""Replays a recording: runs its calls on a new scheduler, and compares the fingerprints of the plans."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+
+from cache_manager.block_hash import BlockHash, BlockHasher, ImageSpan, Scope
+from cache_manager.transfers import TransferredPage
+from scheduler.blueprint import Blueprint
+from scheduler.controls import Controls, LogitsParams
+from scheduler.events import (
+    Abort,
+    AdminQuery,
+    AdminQuestion,
+    Event,
+    Logprobs,
+    Ready,
+    StepOutputs,
+    Submit,
+)
+from scheduler.parameters import Beam
+from scheduler.recording import FORMAT, VERSION, fingerprint, tenant_alias
+from scheduler.request import Request
+from scheduler.rows import sequences_of
+from scheduler.scheduler import Scheduler
+from scheduler.stand_ins import drawn_tokens, submitted_tokens
+from scheduler.step import StepPlan, StepResult
+
+REPLAY_SECRET = bytes(32)  # which hashes are equal does not depend on it
+
+
+class RecordingError(ValueError):
+    """Lines that are no recording of this version."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """A recording that was read.
+
+    Attributes:
+        blueprint: Of its scheduler.
+        tokens: Whether it has token ids.
+        lines: Its calls in order, without the header and the last line where that is no call. They stay text, which
+            takes a fifth of the memory of their objects.
+        ended: Why the recorder stopped before its engine; "" where it did not.
+    """
+
+    blueprint: Blueprint
+    tokens: bool
+    lines: list[str]
+    ended: str = ""
+
+    def calls(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields the number of each line in the file, and the call. Raises RecordingError for a line that is none."""
+        for number, line in enumerate(self.lines, 2):
+            yield number, _object(number, line)
+
+    @property
+    def attempts(self) -> list[int]:
+        """Returns the attempts that were submitted, in order. Raises RecordingError as `calls`."""
+        calls = (_object(number, line) for number, line in enumerate(self.lines, 2) if '"submit"' in line)
+        return [event["submit"] for call in calls for event in call.get("events", ()) if "submit" in event]
+
+    @staticmethod
+    def parse(lines: Iterable[str]) -> "Recording":
+        """Reads the lines of a recording. Leaves out the last one where it is cut off.
+
+        Raises:
+            RecordingError: They are no recording of this version.
+        """
+        read = list(takewhile(lambda line: line.endswith("\n"), lines))
+        header = _object(1, read[0]) if read else {}
+        if header.get("format") != FORMAT or header.get("version") != VERSION:
+            raise RecordingError(f'the first line has no "format": "{FORMAT}" with "version": {VERSION}')
+        try:
+            blueprint = Blueprint.from_json(header["blueprint"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordingError(f"the settings are those of another version: {error}") from None
+        ended = _object(len(read), read[-1]).get("ended", "")
+        return Recording(blueprint, bool(header.get("tokens")), read[1 : -1 if ended else None], ended)
+
+
+def _object(number: int, line: str) -> dict[str, Any]:
+    """Returns the object of a line. Raises RecordingError."""
+    try:
+        return dict(json.loads(line))
+    except (ValueError, TypeError, RecursionError):
+        raise RecordingError(f"line {number} is no JSON object: this is no recording of Quire") from None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDifference:
+    """The first difference between a recording and its replay.
+
+    Attributes:
+        step: Number of the step.
+        name: The array of the plan; "plan" where only one side has a plan, "raised" for an exception.
+        recorded: Value in the recording: the array, or "rows:checksum" of a large one; None where it is empty.
+        replayed: Value in the replay.
+    """
+
+    step: int
+    name: str
+    recorded: Any
+    replayed: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayedCall:
+    """A call of the scheduler, as it was replayed.
+
+    Attributes:
+        now: Seconds on the engine's clock.
+        events: Events of a call of `schedule`.
+        plan: Its plan.
+        outputs: Outputs of a call of `commit`; None for one of `schedule`.
+    """
+
+    now: float
+    events: list[Event] = field(default_factory=list)
+    plan: StepPlan | None = None
+    outputs: StepOutputs | None = None
+
+
+class Replay:
+    """A replay. Iterate it to the end; it ends early at the first difference.
+
+    Attributes:
+        scheduler: The new scheduler.
+        difference: The first difference; None without one so far.
+        steps: Steps replayed.
+        requests: Attempts submitted.
+        seconds: Time between the first and the last call.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording, blueprint = recording, recording.blueprint
+        size = blueprint.layout.page_size
+        self._hasher = BlockHasher(REPLAY_SECRET, b"", size) if blueprint.prefix_cache else None
+        self.scheduler: Scheduler = blueprint.scheduler(blueprint.cache(), self._hasher)
+        self.difference: PlanDifference | None = None
+        self.steps = self.requests = 0
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[ReplayedCall]:
+        """Yields each call after it has run. Raises RecordingError for a line that is no call."""
+        first = None
+        for number, call in self._recording.calls():
+            try:
+                done = self._schedule(call) if "schedule" in call else self._commit(call)
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+                raise RecordingError(f"line {number} is no call of a scheduler: {error!r}") from None
+            if done is None:
+                return
+            first = done.now if first is None else first
+            self.seconds = done.now - first
+            yield done
+
+    def run(self) -> PlanDifference | None:
+        """Replays to the end. Returns the first difference."""
+        for _ in self:
+            pass
+        return self.difference
+
+    def _schedule(self, call: Mapping[str, Any]) -> ReplayedCall | None:
+        now, events = float(call["schedule"]), [self._event(one) for one in call.get("events", ())]
+        self.requests += sum(isinstance(event, Submit) for event in events)
+        plan, raised = None, ""
+        try:
+            plan = self.scheduler.schedule(now, events)
+        except Exception as error:
+            raised = type(error).__name__
+        if self._differs(call, raised, plan) or raised:
+            return None
+        self.steps += plan is not None
+        return ReplayedCall(now, events, plan)
+
+    def _commit(self, call: Mapping[str, Any]) -> ReplayedCall | None:
+        now, result = float(call["commit"]), self._result(call) if "step" in call else None
+        outputs, raised = None, ""
+        try:
+            outputs = self.scheduler.commit(result, now)
+        except Exception as error:
+            raised = type(error).__name__
+        if self._differs(call, raised, None) or outputs is None:
+            return None
+        return ReplayedCall(now, outputs=outputs)
+
+    def _differs(self, call: Mapping[str, Any], raised: str, plan: StepPlan | None) -> bool:
+        """Compares a call with what it did here, and keeps a difference."""
+        before, here = call.get("plan"), None if plan is None else json.loads(json.dumps(fingerprint(plan)))
+        if call.get("raised", "") != raised:
+            self.difference = PlanDifference(self.steps, "raised", call.get("raised"), raised or None)
+        elif (before is None) != (here is None):
+            self.difference = PlanDifference(self.steps, "plan", before, here)
+        elif before is not None and here is not None and before != here:
+            names = [*here, *(name for name in before if name not in here)]
+            name = next(name for name in names if before.get(name) != here.get(name))
+            self.difference = PlanDifference(self.steps, name, before.get(name), here.get(name))
+        return self.difference is not None
+
+    def _event(self, one: Mapping[str, Any]) -> Event:
+        if "submit" in one:
+            return self._submit(one)
+        if "abort" in one:
+            return Abort(one["abort"], one.get("index"))
+        if "ready" in one:
+            return Ready(one["ready"], "fault" if one.get("fault") else "")
+        return AdminQuery(one["ask"], AdminQuestion(one["question"]))
+
+    def _submit(self, one: Mapping[str, Any]) -> Submit:
+        if self._recording.tokens:
+            prompt, stops = np.array(one["prompt"], np.int32), tuple(one["stops"])
+            emitted = tuple(None if tokens is None else tuple(tokens) for tokens in one["emitted"])
+        else:
+            prompt, emitted, stops = submitted_tokens(one, self._recording.blueprint.layout.page_size)
+        width, penalty, alternatives = one.get("beam") or (0, 1.0, -1)
+        params = LogitsParams(
+            frequency=float(one.get("processed", False)), grammar="grammar" if one.get("grammar") else ""
+        )
+        controls = Controls(0.0, 1.0, 0, 0.0, 0, alternatives, params, bool(one.get("prompt_logprobs")))
+        request = Request(
+            prompt,
+            one["max_tokens"],
+            stops,
+            controls,
+            one.get("queue_timeout"),
+            _scope(one.get("scope", {})),
+            one.get("count", 1),
+            Beam(width, penalty) if width else None,
+            priority=one.get("priority", 0),
+        )
+        again, isolated = bool(one.get("again")), one.get("isolated_steps", 0)
+        submit = Submit(one["submit"], request, emitted, again, isolated)
+        if recorded := one.get("transferred"):
+            submit = replace(submit, transferred=self._transferred(submit, recorded))
+        return submit
+
+    def _transferred(self, submit: Submit, recorded: list[list[Any]]) -> dict[BlockHash, TransferredPage]:
+        """Returns the pages that came with a request, of zeros: plans do not depend on their content."""
+        if self._hasher is None:
+            return {}
+        chains = []
+        for sequence in sequences_of(submit, 0.0, 0):
+            chain = self._hasher.chain(submit.request.scope)
+            chain.extend(sequence.tokens())
+            chains.append(chain)
+        pages, page_bytes = {}, self._recording.blueprint.layout.page_bytes
+        for number, index, tables in recorded:
+            there = np.array(tables, np.bool_)
+            content = np.zeros((np.count_nonzero(there), page_bytes), np.uint8)
+            pages[chains[number].hashes[index]] = TransferredPage(there, content)
+        return pages
+
+    def _result(self, call: Mapping[str, Any]) -> StepResult:
+        count = call["drawn"]
+        offers = call.get("offers", ())
+        width = max((len(ids) for _, ids, _ in offers), default=0)
+        ids, top = np.full((count, width), -1, np.int32), np.full((count, width), -np.inf, np.float32)
+        for i, one, logprobs in offers:
+            ids[i], top[i] = one, logprobs
+        recorded = call.get("tokens", [])
+        return StepResult(
+            call["step"],
+            np.array(recorded, np.int32) if self._recording.tokens else drawn_tokens(count, recorded),
+            Logprobs(np.zeros(count, np.float32), np.ones(count, np.int32), ids, top),
+            tuple((row, "fault") for row in call.get("faults", ())),
+            tuple(call.get("lost", ())),
+            call.get("swapping", 0.0),
+            images_encoded=call.get("images", 0),
+            jumps=np.array(call.get("jumps", []), np.int32).reshape(-1, 2),
+        )
+
+
+def _scope(one: Mapping[str, Any]) -> Scope:
+    salt = one.get("salt")
+    return Scope(
+        tenant_alias(one.get("tenant", 0)),
+        f"salt-{salt}" if salt else "",
+        one.get("public", 0),
+        tuple(ImageSpan(start, end, b"%d" % number) for start, end, number in one.get("images", ())),
+        one.get("bidirectional", 0),
+    )
