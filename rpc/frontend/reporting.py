@@ -95,6 +95,7 @@ class RequestReporter:
             sum(sequence.new_count for sequence in stream.sequences),
             tuple(one.finish.reason.value for one in stream.sequences if one.finish is not None),
             live.submissions,
+            live.attempt,
             trace,
         )
 

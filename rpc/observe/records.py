@@ -71,6 +71,7 @@ class RequestRecord:
         completion_tokens: Count of output tokens, without those of an output prefix.
         finish_reasons: Finish reasons of the sequences that have one.
         submissions: Count of submissions to engines.
+        attempt: Number of the last one, as recordings of engines have it; 0 without any.
         trace: W3C headers of the call.
     """
 
@@ -87,6 +88,7 @@ class RequestRecord:
     completion_tokens: int = 0
     finish_reasons: tuple[str, ...] = ()
     submissions: int = 0
+    attempt: int = 0
     trace: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -30,6 +30,7 @@ def log_request(record: RequestRecord) -> None:
             **{f"{phase.name}_seconds": phase.seconds for phase in record.phases},
             "seconds": record.seconds,
             "submissions": record.submissions,
+            "attempt": record.attempt,
             "traceparent": record.trace.get("traceparent"),
         },
     )

@@ -67,7 +67,8 @@ def test_requests_are_logged_where_it_is_asked_for() -> None:
     assert ends == [("the-request", "length"), ("refused", "invalid_field"), ("unreadable", "invalid_field")]
     line = lines[0]
     assert (line["request_id"], line["tenant"], line["outcome"]) == ("the-request", "default", "length")
-    assert (line["completion_tokens"], line["submissions"]) == (5, 1)
+    assert (line["completion_tokens"], line["submissions"], line["attempt"]) == (5, 1, 1)
+    assert lines[1]["attempt"] == 0, "it came to no engine"
     assert line["queue_seconds"] + line["prefill_seconds"] == pytest.approx(line["first_token_seconds"])
     assert line["first_token_seconds"] + line["decode_seconds"] <= line["seconds"]
     assert min(line[f"{phase}_seconds"] for phase in ("queue", "prefill", "decode")) > 0
