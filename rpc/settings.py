@@ -9,7 +9,14 @@ from model.settings import ModelSettings, Sharing
 from rpc.addresses import is_loopback
 from rpc.frontend.settings import FrontendSettings
 from rpc.observe.settings import ObserveSettings
-from scheduler.settings import ImageLimits, QueueLimits, RequestLimits, ScalingSettings, SchedulerSettings
+from scheduler.settings import (
+    ImageLimits,
+    QueueLimits,
+    RecordSettings,
+    RequestLimits,
+    ScalingSettings,
+    SchedulerSettings,
+)
 
 ALIASES = ("none", "vllm")
 
@@ -312,6 +319,7 @@ class EngineConfig:
         engines_on_gpu: Engines that share a GPU.
         shows_metrics: The engine serves its metrics on a port of its own.
         log_format: Format of the log lines: "text" or "json".
+        record: Flight recorder.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -326,6 +334,7 @@ class EngineConfig:
     engines_on_gpu: int = 1
     shows_metrics: bool = False
     log_format: str = "text"
+    record: RecordSettings = field(default_factory=RecordSettings)
 
     @property
     def sharing(self) -> Sharing:
@@ -351,6 +360,7 @@ class EngineConfig:
             values["engines_on_gpu"],
             values["shows_metrics"],
             values["log_format"],
+            RecordSettings(**values["record"]),
         )
 
 
@@ -370,6 +380,7 @@ class ServerSettings:
     sharing: SharingSettings = field(default_factory=SharingSettings)
     scaling: ScalingSettings = field(default_factory=ScalingSettings)
     observe: ObserveSettings = field(default_factory=ObserveSettings)
+    record: RecordSettings = field(default_factory=RecordSettings)
 
     def __post_init__(self) -> None:
         most = self.scaling.replicas
@@ -390,7 +401,7 @@ class ServerSettings:
     @property
     def engine_config(self) -> EngineConfig:
         config = EngineConfig(self.model, self.scheduler, self.queue, self.request, self.cache)
-        return replace(config, log_format=self.observe.log_format)
+        return replace(config, log_format=self.observe.log_format, record=self.record)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,12 @@ from rpc.cli.bench import bench
 from rpc.cli.cache_sim import cache_sim
 from rpc.cli.chat import chat
 from rpc.cli.cluster import cluster
+from rpc.cli.explain import explain
 from rpc.cli.gateway import gateway
 from rpc.cli.generate import generate
 from rpc.cli.models import models
 from rpc.cli.options import Config, build, parse_size, with_settings
+from rpc.cli.replay import replay
 from rpc.cli.top import top
 from rpc.distribution import own_version
 from rpc.frontend.settings import FrontendSettings
@@ -29,7 +31,14 @@ from rpc.settings import (
     ServerSettings,
     SharingSettings,
 )
-from scheduler.settings import ImageLimits, QueueLimits, RequestLimits, ScalingSettings, SchedulerSettings
+from scheduler.settings import (
+    ImageLimits,
+    QueueLimits,
+    RecordSettings,
+    RequestLimits,
+    ScalingSettings,
+    SchedulerSettings,
+)
 
 if TYPE_CHECKING:
     from rpc.access.authentication import AuthenticationInterceptor
@@ -78,6 +87,7 @@ def _root(
         ImageLimits: "Images",
         SharingSettings: "Other frontends",
         ObserveSettings: "Logs and traces",
+        RecordSettings: "Flight recorder",
     }
 )
 def serve(config: Config = None, **values: Any) -> None:
@@ -101,6 +111,7 @@ def serve(config: Config = None, **values: Any) -> None:
             sharing=build(SharingSettings, values),
             scaling=build(ScalingSettings, values),
             observe=build(ObserveSettings, values),
+            record=build(RecordSettings, values),
         )
         asyncio.run(serve_own(settings, _announce, _make_dashboard))
 
@@ -224,6 +235,8 @@ def estimate(
 
 app.command()(batch)
 app.command()(cache_sim)
+app.command()(replay)
+app.command()(explain)
 app.add_typer(admin, name="admin")
 app.add_typer(bench, name="bench")
 app.add_typer(cluster, name="cluster")

@@ -8,9 +8,6 @@ from pathlib import Path
 
 from cache_manager.block_hash import BlockHasher
 from cache_manager.kv_events import KVEventLog
-from cache_manager.manager import CacheManager
-from cache_manager.policies import POLICIES
-from cache_manager.tier import HostTier
 from model.config import ModelConfig, read_config
 from model.errors import RankLost
 from model.loading import LoadedModel, choose_device, load
@@ -21,11 +18,13 @@ from rpc.engines.follower import set_threads
 from rpc.engines.group import EngineGroup, FollowerProcesses, Followers, GroupExecutor
 from rpc.engines.local import LocalEngine
 from rpc.engines.pages import EnginePages
+from rpc.engines.recordings import start_recorder
 from rpc.frontend.engine_client import EngineInfo
 from rpc.paths import model_directory
 from rpc.settings import EngineConfig
-from scheduler.drafts import PromptLookup
+from scheduler.blueprint import Blueprint
 from scheduler.engine import Sink
+from scheduler.recording import RecordedScheduler
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.step import Executor
@@ -89,11 +88,10 @@ def assemble(
     if scheduling.steps_in_flight is None:
         scheduling = replace(scheduling, steps_in_flight=2 if choose_device(config.model.device) == "cuda" else 1)
         config = replace(config, scheduler=scheduling)
-    rows = scheduling.max_sequences
     secret = bytes.fromhex(config.secret) or secrets.token_bytes(SECRET_BYTES)
     if config.model.host_cache_memory is not None and not config.cache.prefix_cache:
         raise ValueError("--host-cache-memory keeps pages of the prefix cache: it does nothing with --no-prefix-cache")
-    ahead, recompute = scheduling.ahead, scheduling.recompute
+    recompute = scheduling.recompute
     if config.model.host_cache_memory is not None and recompute:
         raise ValueError("--host-cache-memory keeps what --recompute never reads")
     if scheduling.draft_tokens and recompute:
@@ -102,6 +100,11 @@ def assemble(
         raise ValueError(
             "--speculative-tokens does not go with --logits-processors: a processor's row draws one token at a time"
         )
+    if scheduling.draft_tokens and config.record.file is not None and not config.record.tokens:
+        raise ValueError(
+            "--record with --speculative-tokens needs --record-tokens: draft tokens are guessed from tokens that the "
+            "recording does not have otherwise"
+        )
     model = read_config(directory)
     if scheduling.draft_tokens and model.recurrent:
         raise ValueError(
@@ -109,16 +112,19 @@ def assemble(
         )
     check_indivisible(model, scheduling)
     loaded, group = _load(config, directory, followers, factories)
-    tier = HostTier(loaded.host_slots, loaded.layout.tables) if loaded.host_slots else None
-    cache = CacheManager(loaded.layout, loaded.pages, rows, POLICIES[config.cache.eviction], ahead, tier)
     hashed = config.cache.prefix_cache and not recompute
+    blueprint = Blueprint(
+        scheduling, config.queue, loaded.layout, loaded.pages, config.cache.eviction, loaded.host_slots, hashed,
+        loaded.readiness.asks_factories,
+    )  # fmt: skip
+    cache = blueprint.cache()
     if hashed and config.publishes_kv_events:
         cache.prefix.index.log = KVEventLog()
     hasher = BlockHasher(secret, loaded.numerics, loaded.layout.page_size) if hashed else None
-    drafter = PromptLookup() if scheduling.draft_tokens else None
-    holds = loaded.readiness.asks_factories
-    scheduler = Scheduler(scheduling, config.queue, cache, hasher, drafter, holds=holds)
-    return EngineParts(loaded, scheduler, group, hasher)
+    recorder = start_recorder(blueprint, config.record)
+    if recorder is None:
+        return EngineParts(loaded, blueprint.scheduler(cache, hasher), group, hasher)
+    return EngineParts(loaded, RecordedScheduler(blueprint, cache, hasher, recorder), group, hasher)
 
 
 def _load(

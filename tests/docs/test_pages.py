@@ -238,8 +238,8 @@ def test_the_pages_are_a_site_without_broken_links(tmp_path: Path) -> None:
 OTHERS_FLAGS = {"reference/ports", "guides/clients", "guides/from-vllm"}
 FLAGS_ALONE = {
     "benchmarks", "explanation/cache", "explanation/exactness", "explanation/failure", "explanation/kernels",
-    "explanation/scheduling", "guides/chat-and-images", "guides/load-testing", "guides/openai", "guides/ray",
-    "guides/sampling", "guides/several-engines",
+    "explanation/scheduling", "guides/chat-and-images", "guides/flight-recorder", "guides/load-testing",
+    "guides/openai", "guides/ray", "guides/sampling", "guides/several-engines",
 }  # fmt: skip
 """Pages whose commands are not run here, but whose flags exist."""
 

@@ -34,6 +34,7 @@ from scheduler.settings import (
     MOST_SEQUENCES,
     SCHEDULING_POLICIES,
     QueueLimits,
+    RecordSettings,
     RequestLimits,
     SchedulerSettings,
 )
@@ -103,6 +104,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "eviction": st.sampled_from(POLICIES),
         "secret_file": st.none() | st.text(),
     },
+    RecordSettings: {"file": st.text(), "steps": COUNT, "tokens": st.booleans()},
 }
 HINTS = get_type_hints(EngineConfig)
 VALUES[EngineConfig] = {
@@ -177,9 +179,10 @@ def test_the_servers_settings_reach_the_engine() -> None:
         queue=QueueLimits(requests=5),
         request=RequestLimits(stop_strings=9),
         cache=CacheSettings(prefix_cache=False),
+        record=RecordSettings("file", 7, tokens=True),
     )
     parts = (server.model, server.scheduler, server.queue, server.request, server.cache)
-    assert server.engine_config == EngineConfig(*parts)
+    assert server.engine_config == EngineConfig(*parts, record=server.record)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""`quire replay`: runs a recording again and compares the plans."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+File = Annotated[
+    Path,
+    typer.Argument(exists=True, dir_okay=False, show_default=False, help="Recording of `quire serve --record`."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+def replay(file: File, as_json: AsJson = False) -> None:
+    """Run a recording through the scheduler of this version, and compare each plan with the recorded one.
+
+    Exits with status 1 at the first plan that differs.
+    """
+    from rpc.engines.recordings import read_recording
+    from scheduler.replaying import RecordingError, Replay
+
+    try:
+        recording = read_recording(file)
+        run = Replay(recording)
+        found = run.run()
+    except (OSError, RecordingError) as error:
+        fail(error)
+    values: dict[str, Any] = {
+        "steps": run.steps,
+        "requests": run.requests,
+        "seconds": run.seconds,
+        "ended": recording.ended or None,
+        "difference": None,
+    }
+    if found is not None:
+        values["difference"] = {
+            "step": found.step, "array": found.name, "recorded": found.recorded, "replayed": found.replayed,
+        }  # fmt: skip
+    if as_json:
+        print(json.dumps(values))
+    elif found is None:
+        print(f"the same plans: {run.steps:,} steps, {run.requests:,} requests, {run.seconds:.1f} s")
+        if recording.ended:
+            print(f"the recording ended early: {recording.ended}")
+    else:
+        print(f"step {found.step} differs in {found.name}")
+        print(f"  recorded: {_shown(found.recorded)}")
+        print(f"  replayed: {_shown(found.replayed)}")
+    if found is not None:
+        raise typer.Exit(1)
+
+
+def _shown(value: Any) -> str:
+    """Returns a value of a plan as text."""
+    if isinstance(value, str) and ":" in value:
+        rows, checksum = value.split(":")
+        return f"{rows} rows, checksum {checksum}"
+    return "none" if value is None else json.dumps(value)
+
+
+def fail(error: BaseException) -> NoReturn:
+    """Prints an error as one line, and exits with status 1."""
+    typer.echo(f"quire: {error}", err=True)
+    raise typer.Exit(1)

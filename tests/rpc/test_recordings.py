@@ -1,0 +1,172 @@
+"""Files of recordings, and the commands that read them."""
+
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rpc.cli.main import app
+from rpc.engines.assembly import assemble
+from rpc.engines.recordings import open_recording, read_recording, start_recorder
+from rpc.link.coalesce import LOCAL_BITS
+from rpc.settings import EngineConfig
+from scheduler.replaying import RecordingError
+from scheduler.settings import RecordSettings, SchedulerSettings
+from tests.scheduler.recorded import blueprint_of, played
+from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request
+
+WORKLOAD = Workload(
+    tuple(Arrival(n, n, make_request(n, 5, 4)) for n in range(1, 4)), make_layout(4), 8, SchedulerSettings(8, 2)
+)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    path = tmp_path / "engine.rec"
+    path.write_text("".join(played(WORKLOAD)))
+    return path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+
+
+def test_a_file_is_its_owners_and_no_other_is_written_over(tmp_path: Path) -> None:
+    blueprint, settings = blueprint_of(WORKLOAD), RecordSettings(str(tmp_path / "engine.rec"))
+    for name in ("engine.rec", "engine.rec.1", "engine.rec.2"):
+        assert start_recorder(blueprint, settings) is not None
+        file = tmp_path / name
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert read_recording(file).blueprint == blueprint
+    assert start_recorder(blueprint, RecordSettings()) is None
+
+
+def test_a_place_where_no_file_can_be_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        open_recording(tmp_path / "nowhere" / "engine.rec")
+
+
+def test_drafts_are_refused_where_tokens_are_left_out() -> None:
+    settings = EngineConfig(scheduler=SchedulerSettings(draft_tokens=2), record=RecordSettings("file"))
+    with pytest.raises(ValueError, match="--record with --speculative-tokens needs --record-tokens"):
+        assemble(settings)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"steps": 0}, "--record-steps is 0, must be at least 1"),
+        ({"tokens": True}, "--record-tokens does nothing without --record"),
+    ],
+)
+def test_wrong_settings_are_refused(values: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RecordSettings(**values)  # type: ignore[arg-type]
+
+
+def test_replay_says_what_it_ran(recorded: Path) -> None:
+    done = run("replay", str(recorded))
+    assert done.exit_code == 0
+    assert done.stdout == "the same plans: 8 steps, 3 requests, 8.0 s\n"
+    assert json.loads(run("replay", str(recorded), "--json").stdout) == {
+        "steps": 8, "requests": 3, "seconds": 8.0, "ended": None, "difference": None,
+    }  # fmt: skip
+
+
+def test_replay_shows_the_first_difference(recorded: Path) -> None:
+    lines = recorded.read_text().splitlines(keepends=True)
+    number = [i for i, line in enumerate(lines) if '"plan"' in line][2]
+    call = json.loads(lines[number])
+    call["plan"]["leaves"] = "99:0123abcd"
+    recorded.write_text("".join([*lines[:number], json.dumps(call) + "\n", *lines[number + 1 :]]))
+    done = run("replay", str(recorded))
+    assert done.exit_code == 1
+    assert done.stdout == "step 2 differs in leaves\n  recorded: 99 rows, checksum 0123abcd\n  replayed: none\n"
+    done = run("replay", str(recorded), "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["difference"] == {
+        "step": 2, "array": "leaves", "recorded": "99:0123abcd", "replayed": None,
+    }  # fmt: skip
+
+
+def test_an_early_end_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "engine.rec"
+    path.write_text("".join(played(WORKLOAD)) + '{"ended":"a reason"}\n')
+    assert run("replay", str(path)).stdout.endswith("the recording ended early: a reason\n")
+
+
+def test_explain_lists_all_requests(recorded: Path) -> None:
+    done = run("explain", str(recorded))
+    assert done.exit_code == 0
+    heading, *rows = done.stdout.splitlines()
+    assert heading.split()[:6] == ["request", "at", "prompt", "output", "end", "seconds"]
+    assert [row.split()[:5] for row in rows] == [
+        ["1", "1.000", "5", "4", "length"], ["2", "2.000", "5", "4", "length"], ["3", "3.000", "5", "4", "length"],
+    ]  # fmt: skip
+
+
+def test_explain_splits_the_time_of_one(recorded: Path) -> None:
+    done = run("explain", str(recorded), "3")
+    assert done.exit_code == 0
+    first, _, *rows = done.stdout.splitlines()
+    assert first == "request 3: 5 prompt tokens (0 cached), 4 output tokens, length, 5.000 s"
+    assert [row.split()[:3] for row in rows] == [
+        ["3.000", "2.000", "queued"], ["5.000", "1.000", "prefill"], ["6.000", "2.000", "decode"],
+    ]  # fmt: skip
+    assert "no row is free (2.000 s); behind " in rows[0]
+
+
+def test_explain_as_json_adds_up(recorded: Path) -> None:
+    (one,) = json.loads(run("explain", str(recorded), "3", "--json").stdout)["requests"]
+    assert one["latency_ns"] == sum(one["split_ns"].values()) == 5_000_000_000
+    assert [interval["phase"] for interval in one["intervals"]] == ["queued", "prefill", "decode"]
+    assert len(json.loads(run("explain", str(recorded), "--json").stdout)["requests"]) == 3
+
+
+def test_explain_names_a_request_that_is_not_there(recorded: Path) -> None:
+    done = run("explain", str(recorded), "9")
+    assert done.exit_code == 1
+    assert done.stderr == f"quire: {recorded}: there is no request 9; `quire explain {recorded}` lists all\n"
+
+
+@pytest.mark.parametrize(("connections", "shown"), [((1, 1, 2), ["1", "2", "3"]), ((1, 1, 0), None)])
+def test_explain_gives_requests_the_numbers_of_their_frontend(
+    tmp_path: Path, connections: tuple[int, ...], shown: list[str] | None
+) -> None:
+    """Where two frontends have the same number, all are shown with those of their connections."""
+    attempts = [connection << LOCAL_BITS | n for n, connection in enumerate(connections, 1)]
+    if shown is None:
+        attempts[2] = 2
+    come = tuple(Arrival(attempt, n, make_request(attempt, 5, 4)) for n, attempt in enumerate(attempts, 1))
+    path = tmp_path / "engine.rec"
+    path.write_text("".join(played(replace(WORKLOAD, arrivals=come))))
+    _, *rows = run("explain", str(path)).stdout.splitlines()
+    assert [row.split()[0] for row in rows] == (shown or [str(attempt) for attempt in attempts])
+    assert run("explain", str(path), rows[1].split()[0]).exit_code == 0
+
+
+def test_explain_goes_up_to_a_difference_and_says_so(recorded: Path) -> None:
+    lines = recorded.read_text().splitlines(keepends=True)
+    recorded.write_text("".join(line.replace('"step":4,', '"step":4,"freed":[3],') for line in lines))
+    done = run("explain", str(recorded))
+    assert done.exit_code == 0
+    assert done.stderr == "quire: the replay differs at step 4, where this ends: see `quire replay`\n"
+    assert "open" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "the first line has no"), (b"\xff\xfe\n", "this is no text"), (b"{}\n", "the first line has no")],
+)
+@pytest.mark.parametrize("command", ["replay", "explain"])
+def test_another_file_is_refused_by_its_name(tmp_path: Path, command: str, content: bytes, message: str) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    done = run(command, str(path))
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"quire: {path}: {message}")
+    with pytest.raises(RecordingError):
+        read_recording(path)
