@@ -37,11 +37,7 @@ from scheduler.step import Join, StepPlan, StepResult
 
 FORMAT, VERSION = "quire-recording", 1
 SHOWN = 24  # numbers of an array that a fingerprint shows; of larger ones it has a checksum
-TOKEN_COLUMNS = {
-    "forced": 1,
-    "drafts": 1,
-    "jumps": 2,
-}  # of a plan's arrays: columns with tokens, which stand-ins replace
+TOKEN_COLUMNS = {"forced": 1, "drafts": 1, "jumps": 2}  # columns of a plan's arrays that have tokens
 PLAN_ARRAYS = tuple(one.name for one in fields(StepPlan) if one.name not in ("step", "joins"))
 
 log = logging.getLogger("quire.scheduler")
