@@ -54,6 +54,15 @@ class Backpressure:
         decode_steps = requests * self._output / self._rows
         return tokens * b + decode_steps * (a + b * self._rows)
 
+    def predicted_run(self, prompt: int, most: int) -> float:
+        """Predicts the seconds from a request's first step to its last one, as long as steps take at present.
+
+        Args:
+            prompt: Prompt tokens.
+            most: Output tokens that it may have. As many as the mean of outputs are expected, if these are fewer.
+        """
+        return prompt * self.cost.fit()[1] + min(self._output, most) * self.cost.mean
+
     def refuse(self, waiting: QueueLoad, before: QueueLoad, prompt: int, queue_timeout: float) -> Refusal | None:
         """Returns why one more request may not queue, None where it may.
 

@@ -34,6 +34,11 @@ class StepCost:
         b = min(max(covariance / variance, 0.0), t / n) if variance > 1e-6 * n * n else 0.0
         return max(t - b * n, 0.0), b
 
+    @property
+    def mean(self) -> float:
+        """Mean seconds of the recent steps; 0 before the first one."""
+        return self._t / self._weight if self._weight else 0.0
+
     def expected(self, tokens: int) -> float | None:
         """Predicts the seconds of a step; None before the first step.
 

@@ -83,7 +83,8 @@ class EventIntake:
 
     def _submit(self, event: Submit, now: float) -> None:
         request = event.request
-        place = self._policy.order(request, self._arrivals + 1, now)
+        runs = self._backpressure.predicted_run(len(request.prompt), request.max_tokens)
+        place = self._policy.order(request, self._arrivals + 1, now, runs)
         sequences = sequences_of(event, now, place - (EARLIER if event.again else 0))
         self._arrivals += request.count if request.beam is None else request.beam.width
         self._attempts.open(event.attempt, [i for s in sequences for i in (s.index, *s.siblings) if i < request.count])
@@ -101,6 +102,8 @@ class EventIntake:
         longest_wait = math.inf if event.again else self._queue_limits.wait
         if request.queue_timeout is not None:
             longest_wait = min(request.queue_timeout, longest_wait)
+        if not event.again:
+            longest_wait = min(longest_wait, self._policy.patience(request, runs))
         if not event.again and (refusal := self._refusal(sequences, longest_wait)) is not None:
             message, retry_after = refusal.message, refusal.retry_after
             self._attempts.end_all(event.attempt, EndReason.QUEUE_FULL, message=message, retry_after=retry_after)

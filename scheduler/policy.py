@@ -4,6 +4,7 @@ A policy decides on order alone. Rows, pages and budget are the scheduler's, and
 policy: each attempt ends once, no token depends on the schedule, and work goes on while there is any.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -26,16 +27,25 @@ class SchedulingPolicy(Protocol):
     Newcomers may.
     """
 
-    def order(self, request: Request, arrivals: int, now: float) -> int:
+    def order(self, request: Request, arrivals: int, now: float, seconds: float) -> int:
         """Returns the place in line of a new request's first sequence; its other sequences have the places behind it.
 
         Args:
             request: The request.
             arrivals: Number of its first sequence, counted from 1 over all that have come.
             now: Seconds on the scheduler's clock.
+            seconds: Time that it is predicted to run.
 
         Returns:
             A place of less than 2^59. `EARLIER` is taken off for a request that another engine had taken.
+        """
+
+    def patience(self, request: Request, seconds: float) -> float:
+        """Returns the seconds that a new request may wait before it is of no use; infinity where that is not known.
+
+        Args:
+            request: The request.
+            seconds: Time that it is predicted to run.
         """
 
     def begins_to_wait(self, sequence: Sequence, queue: Queue, rows: Rows) -> None:
@@ -89,8 +99,11 @@ class SchedulingPolicy(Protocol):
 class FirstCome:
     """First come, first served, whatever the tenant; requests of a lower `priority` value before all others."""
 
-    def order(self, request: Request, arrivals: int, now: float) -> int:  # noqa: ARG002
+    def order(self, request: Request, arrivals: int, now: float, seconds: float) -> int:  # noqa: ARG002
         return (request.priority << PRIORITY_BITS) + arrivals
+
+    def patience(self, request: Request, seconds: float) -> float:  # noqa: ARG002
+        return math.inf
 
     def begins_to_wait(self, sequence: Sequence, queue: Queue, rows: Rows) -> None:
         pass

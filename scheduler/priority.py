@@ -45,9 +45,9 @@ class AgeingPriority(FirstCome):
         self._shift = ARRIVAL_BITS if ageing else PRIORITY_BITS
         self._level = math.ceil(ageing * TICKS) if ageing else 1
 
-    def order(self, request: Request, arrivals: int, now: float) -> int:
+    def order(self, request: Request, arrivals: int, now: float, seconds: float) -> int:
         if not self._ageing:
-            return super().order(request, arrivals, now)
+            return super().order(request, arrivals, now, seconds)
         place = math.floor((now + request.priority * self._ageing) * TICKS)
         return (place << ARRIVAL_BITS) + arrivals % (1 << ARRIVAL_BITS)
 

@@ -35,6 +35,7 @@ from scheduler.settings import RecordSettings
 from scheduler.stand_ins import StandIns, StepDraws
 from scheduler.step import Join, StepPlan, StepResult
 
+TIMES = ("queue_timeout", "deadline")  # of a request, of which 0 is not none
 FORMAT, VERSION = "quire-recording", 1
 SHOWN = 24  # numbers of an array that a fingerprint shows; of larger ones it has a checksum
 TOKEN_COLUMNS = {"forced": 1, "drafts": 1, "jumps": 2}  # columns of a plan's arrays that have tokens
@@ -213,6 +214,7 @@ class Recorder:
             "count": request.count if request.count != 1 else 0,
             "beam": None if beam is None else [beam.width, beam.length_penalty, request.controls.top_logprobs],
             "priority": request.priority,
+            "deadline": request.deadline,
             "processed": params != NO_LOGITS_PARAMS,
             "grammar": bool(params.grammar),
             "prompt_logprobs": request.controls.prompt_logprobs,
@@ -220,7 +222,7 @@ class Recorder:
             "isolated_steps": event.isolated_steps,
             "transferred": [] if hasher is None or not event.transferred else _transferred(event, hasher),
         }
-        values = {name: value for name, value in values.items() if value or (name == "queue_timeout" and value == 0)}
+        values = {name: value for name, value in values.items() if value or (name in TIMES and value == 0)}
         if self._stand_ins is not None:
             return values | self._stand_ins.submit(event)
         emitted = [None if tokens is None else list(tokens) for tokens in event.emitted]

@@ -233,6 +233,7 @@ class Replay:
             one.get("count", 1),
             Beam(width, penalty) if width else None,
             priority=one.get("priority", 0),
+            deadline=one.get("deadline"),
         )
         again, isolated = bool(one.get("again")), one.get("isolated_steps", 0)
         submit = Submit(one["submit"], request, emitted, again, isolated)

@@ -46,7 +46,8 @@ class Request:
 
     images: of the prompt, in order. queue_timeout: seconds it may wait in the queue; None leaves it to the queue's own
     limit. scope: with whom it shares the prefix cache. count: sequences that come of the prompt. beam: they are the
-    best that a search finds. priority: as in `Spec`.
+    best that a search finds. priority: as in `Spec`. deadline: seconds from its submission to an engine until nobody
+    waits for its output any more; None: somebody waits as long as it takes.
     """
 
     prompt: NDArray[np.int32]
@@ -59,6 +60,7 @@ class Request:
     beam: Beam | None = None
     images: tuple[PromptImage, ...] = ()
     priority: int = 0
+    deadline: float | None = None
 
     @property
     def image_bytes(self) -> int:

@@ -11,7 +11,7 @@ MOST_DRAFTS = 64
 LEAST_WEIGHT = 0.001  # of a tenant
 MOST_ITL = 3600.0  # seconds
 MOST_AGEING = 86400.0  # seconds: more is no ageing
-SCHEDULING_POLICIES = ("dominant-share", "fair", "first-come", "priority")  # keys of `scheduler.policies.POLICIES`
+SCHEDULING_POLICIES = ("deadline", "dominant-share", "fair", "first-come", "priority")  # of `scheduler.policies`
 MOST_PIXELS = 178_956_970  # Pillow refuses larger images as bombs
 
 
@@ -31,21 +31,13 @@ class SchedulerSettings:
         metadata={"help": "2 plans a step while the one before it runs. Unset: 2 on a GPU, where it pays, else 1."},
     )
 
-    target_itl: float | None = field(
-        default=None,
-        metadata={
-            "flag": "--target-itl",
-            "help": "Seconds that a step with decodes should take at most: prefill gets what they leave of it, as "
-            "learned from the steps before, beside --max-batched-tokens. Unset: prefill gets all tokens of the budget.",
-        },
-    )
     policy: str = field(
         default="dominant-share",
         metadata={
             "flag": "--scheduling-policy",
-            "help": "Order of admission: dominant-share (first come within a tenant, tenants by their share of rows "
-            "and KV), fair (tenants by the tokens that they have had), first-come (whatever the tenant) or priority "
-            "(by priority and age; preempts).",
+            "help": "Order of admission: dominant-share (tenants by their share of rows and KV), deadline (who must "
+            "start soonest; who would be late is refused), fair (tenants by the tokens that they have had), first-come "
+            "or priority (by priority and age; preempts).",
         },
     )
     tenant_weights: str | None = field(
@@ -82,6 +74,14 @@ class SchedulerSettings:
         metadata={
             "help": "Compute every token of a sequence again at each step, and read nothing that an earlier one has "
             "left: what the KV cache is measured against."
+        },
+    )
+    target_itl: float | None = field(
+        default=None,
+        metadata={
+            "flag": "--target-itl",
+            "help": "Seconds that a step with decodes should take at most: prefill gets what they leave of it, as "
+            "learned from the steps before, beside --max-batched-tokens. Unset: prefill gets all tokens of the budget.",
         },
     )
 

@@ -92,6 +92,7 @@ class Dispatch:
         if not self.replicas.open and (self._closing or new >= self._settings.max_parked):
             raise RequestFailed("UNAVAILABLE", "STARTING", "there is no engine at the moment", retry_after=1.0)
         live.deadline_timer = self._loop.call_later(max(0.0, seconds), self._deadline_passed, live)
+        live.deadline = min(live.deadline, time.monotonic() + seconds)
         self._route(live)
 
     def _send(self, live: Live, replica: Replica, isolated_steps: int = 0) -> None:
@@ -108,7 +109,7 @@ class Dispatch:
         self._live[live.attempt], self._replicas_by_attempt[live.attempt] = live, replica
         emitted = stream.emitted()
         replica.attempt_sent(live.attempt, stream.length)
-        request = stream.request
+        request = replace(stream.request, deadline=max(0.0, live.deadline - live.sent))
         if live.queue_timeout is not None:
             # A request that an engine has served once has left the queue for good, so its timeout is over.
             left = None if live.served is not None else max(0.0, live.queue_timeout - time.monotonic())

@@ -1,5 +1,6 @@
 """The intake of requests: from a client's `Spec` to a live request that is on its way to an engine."""
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -58,6 +59,7 @@ class RequestIntake:
         self._check_image_memory(stream.request.image_bytes, spec.tenant)
         live = Live(stream, request_id, started, streaming, hashes)
         live.queue_timeout = None if stream.request.queue_timeout is None else now + stream.request.queue_timeout
+        live.deadline = math.inf if time_remaining is None else started + time_remaining
         if stream.ended:  # its output prefix has a stop string, so no engine has anything to compute
             live.wake()
         else:

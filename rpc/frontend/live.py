@@ -1,6 +1,7 @@
 """A request that is being served, and the times of the tokens that a step brings."""
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 
 from rpc.frontend.stream import RequestStream
@@ -21,6 +22,7 @@ class Live:
         streaming: Its client takes output as it comes.
         hashes: Block hashes of the prompt's pages, by which it is routed; empty where routing does not need them.
         queue_timeout: Time at which it fails if it has not been admitted; None: it waits on.
+        deadline: Time from which on nobody waits for its output.
         attempt: The attempt that is on an engine, or the last one that was; 0 before the first.
         submissions: Count of attempts.
         sent: Time of the last submission to an engine.
@@ -39,6 +41,7 @@ class Live:
     streaming: bool
     hashes: list[bytes] = field(default_factory=list)
     queue_timeout: float | None = None
+    deadline: float = math.inf
     attempt: int = 0
     submissions: int = 0
     sent: float = 0.0

@@ -83,6 +83,7 @@ def _encode_submit(event: Submit) -> pb.Submit:
         bidirectional=request.scope.bidirectional,
         beam=None if beam is None else pb.Beam(width=beam.width, length_penalty=beam.length_penalty),
         priority=request.priority,
+        deadline=request.deadline,
         again=event.again,
         isolated_steps=event.isolated_steps,
         source=None if source is None else pb.Source(address=source.address, token=source.token),
@@ -189,6 +190,7 @@ def _decode_submit(message: pb.Submit) -> Submit:
         count=message.count,
         beam=Beam(message.beam.width, message.beam.length_penalty) if message.HasField("beam") else None,
         priority=message.priority,
+        deadline=message.deadline if message.HasField("deadline") else None,
     )
     if not len(request.prompt):
         raise LinkError(f"attempt {message.attempt} has no prompt")

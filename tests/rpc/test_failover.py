@@ -81,6 +81,20 @@ async def test_who_has_started_waits_without_limit_and_who_has_not_as_long_as_wa
         assert 0 < fleet.submit_of(waiting).request.queue_timeout <= 50.0
 
 
+async def test_an_engine_knows_what_is_left_until_the_deadline(tokenizer: Tokenizer) -> None:
+    """The sooner of `max_time` and the caller's own, also on the next engine."""
+    fleet, spec = Fleet(tokenizer, engines=1), Spec("cat", max_time=50.0)
+    async with AsyncExitStack() as stack:
+        (slow,) = await opened(stack, fleet, 1, spec)
+        hasty = await stack.enter_async_context(fleet.frontend.open(spec, "hasty", 20.0))
+        before = [fleet.submit_of(live).request.deadline for live in (slow, hasty)]
+        assert 0 < before[1] <= 20.0 < before[0] <= 50.0
+        fleet.kill(0)
+        fleet.bring(0)
+        after = [fleet.submit_of(live).request.deadline for live in (slow, hasty)]
+        assert all(0 < later < sooner for later, sooner in zip(after, before, strict=True))
+
+
 async def test_without_an_engine_they_wait_for_one_and_not_for_ever(tokenizer: Tokenizer) -> None:
     fleet = Fleet(tokenizer, engines=1, failover=0.05)
     async with AsyncExitStack() as stack:

@@ -226,7 +226,7 @@ def test_what_is_ahead_of_a_request_is_what_is_before_it() -> None:
 
     def sequence(attempt: int, priority: int, now: float) -> Sequence:
         request: Request = submit(attempt, priority, 10).request
-        return Sequence(attempt, request, np.empty(0, np.int32), now, policy.order(request, attempt, now))
+        return Sequence(attempt, request, np.empty(0, np.int32), now, policy.order(request, attempt, now, 0.0))
 
     for i in range(6):
         queue.push(sequence(i, 3, float(i)))
@@ -238,7 +238,7 @@ def test_what_is_ahead_of_a_request_is_what_is_before_it() -> None:
 def test_requests_of_one_moment_keep_their_order_and_their_places_apart() -> None:
     for ageing in (0.0, 0.001, 10.0, 86400.0):
         policy = AgeingPriority(ageing)
-        orders = [policy.order(submit(1, 100).request, arrival, 1e6) for arrival in range(1, 200, 16)]
+        orders = [policy.order(submit(1, 100).request, arrival, 1e6, 0.0) for arrival in range(1, 200, 16)]
         assert all(later - order == 16 for order, later in pairwise(orders))
         assert max(map(abs, orders)) < 2**59
 
@@ -256,12 +256,12 @@ FAULTS = Faults()
 
 @FAULTS.fault(AgeingPriority, "order")
 def age_is_ignored(real):
-    return lambda self, request, arrivals, now: real(self, request, arrivals, 0.0)
+    return lambda self, request, arrivals, now, runs: real(self, request, arrivals, 0.0, runs)
 
 
 @FAULTS.fault(AgeingPriority, "order")
 def priority_is_ignored(real):
-    return lambda self, request, arrivals, now: real(self, replace(request, priority=0), arrivals, now)
+    return lambda self, request, arrivals, now, runs: real(self, replace(request, priority=0), arrivals, now, runs)
 
 
 @FAULTS.fault(AgeingPriority, "_lesser")

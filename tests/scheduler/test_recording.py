@@ -350,7 +350,7 @@ def test_every_field_of_a_submit_is_recorded_or_needless() -> None:
     recorded = {"attempt", "request", "emitted", "again", "isolated_steps", "transferred"}
     assert {one.name for one in fields(Submit)} == recorded | {"source"}
     of_request = {"prompt", "max_tokens", "stop_ids", "controls", "queue_timeout", "scope", "count", "beam", "priority"}
-    assert {one.name for one in fields(Request)} == of_request | {"images"}
+    assert {one.name for one in fields(Request)} == of_request | {"deadline", "images"}
     assert {one.name for one in fields(Scope)} == {"tenant", "salt", "public", "images", "bidirectional"}
 
 

@@ -88,7 +88,7 @@ class Ask(_message.Message):
     def __init__(self, ticket: _Optional[int] = ..., question: _Optional[_Union[Question, str]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "queue_timeout", "tenant", "cache_salt", "public_tokens", "count", "beam", "images", "bidirectional", "again", "isolated_steps", "source", "priority")
+    __slots__ = ("attempt", "prompt", "emitted", "max_tokens", "stop_ids", "controls", "queue_timeout", "tenant", "cache_salt", "public_tokens", "count", "beam", "images", "bidirectional", "again", "isolated_steps", "source", "priority", "deadline")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class Submit(_message.Message):
     ISOLATED_STEPS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     prompt: bytes
     emitted: _containers.RepeatedCompositeFieldContainer[Emitted]
@@ -125,7 +126,8 @@ class Submit(_message.Message):
     isolated_steps: int
     source: Source
     priority: int
-    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[_Iterable[_Union[Emitted, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., queue_timeout: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ..., count: _Optional[int] = ..., beam: _Optional[_Union[Beam, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., bidirectional: _Optional[int] = ..., again: _Optional[bool] = ..., isolated_steps: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+    deadline: float
+    def __init__(self, attempt: _Optional[int] = ..., prompt: _Optional[bytes] = ..., emitted: _Optional[_Iterable[_Union[Emitted, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., queue_timeout: _Optional[float] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., public_tokens: _Optional[int] = ..., count: _Optional[int] = ..., beam: _Optional[_Union[Beam, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., bidirectional: _Optional[int] = ..., again: _Optional[bool] = ..., isolated_steps: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., priority: _Optional[int] = ..., deadline: _Optional[float] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("address", "token")
