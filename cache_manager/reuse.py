@@ -12,6 +12,9 @@ A page's worth is the best ratio, over all horizons, of expected hits to the exp
 index of Gittins, 1979. Least hit density (Beckmann et al., LHD, NSDI 2018) approximates it. Worth mostly rises and then
 falls with age. So its minimum in a class is at the oldest or the newest page, and only these two are compared: the
 newest to evict one-time prompts at once, the oldest to age out the rest.
+
+Estimates err where capacities are small or where age alone matters. So the policy is held to least recently used
+(`cache_manager.guard`): it counts exactly what that policy would hit, and falls back to it before it loses much.
 """
 
 import heapq
@@ -23,6 +26,7 @@ from numpy.typing import NDArray
 
 from cache_manager.block_hash import BlockHash
 from cache_manager.ghosts import Ghosts
+from cache_manager.guard import RecencyGuard
 from cache_manager.runs import NodeRuns, Nodes, Run, Stretch
 
 USES = 8  # levels of use: pages with more uses are in the last one
@@ -63,6 +67,9 @@ class ReuseAware:
 
     Args:
         pages: Pages of the pool.
+
+    Attributes:
+        guard: Holds the policy to least recently used.
     """
 
     name = "reuse"
@@ -74,6 +81,8 @@ class ReuseAware:
         self._queues: dict[int, Queues] = {}  # by class
         self._ghosts = Ghosts(GHOSTS * pages)
         self._hazards = Hazards(pages)
+        self.guard = RecencyGuard(pages)
+        self._chosen = -1  # the node that `choose` returned last
 
     def __len__(self) -> int:
         return len(self._offered)
@@ -86,7 +95,7 @@ class ReuseAware:
         for part in self._ghosts.recall(hashes):
             returned = np.array(nodes[part.start : part.end])
             self._runs.take_out(returned)
-            self._runs.put(returned, part.kind, part.last)
+            self._runs.put(returned, part.kind, part.last, evicted=True)
 
     def released(self, nodes: NDArray[np.int32]) -> None:
         count, places = len(nodes), nodes.astype(np.intp)
@@ -94,11 +103,15 @@ class ReuseAware:
         self._hazards.advance(self._now)
         stretches = self._runs.take_out(places)
         seen = dict[tuple[int, int], int]()
+        returned, held = dict[int, int](), 0
         for stretch in stretches:
             if stretch.run is not None:
-                place = stretch.run.last, stretch.run.kind
-                seen[place] = seen.get(place, 0) + len(stretch)
+                last, pages = stretch.run.last, len(stretch)
+                seen[last, stretch.run.kind] = seen.get((last, stretch.run.kind), 0) + pages
+                returned[last] = returned.get(last, 0) + pages
+                held += 0 if stretch.run.evicted else pages
         self._hazards.close(seen, hit=True)
+        self.guard.used(self._now, count, held, returned)
         newness = 1 + min(3, int(4 * (1 - sum(seen.values()) / count)))
         start = 0
         for level, end in _levels(stretches):
@@ -128,16 +141,30 @@ class ReuseAware:
         self._offered.discard(node)
 
     def choose(self, most: int) -> Nodes:
-        best = (float("inf"), 0, -1)
+        candidates = list[tuple[int, int, int]]()  # last use, node, class
         for kind, queues in list(self._queues.items()):
             oldest, newest = self._front(kind, queues.oldest, 1), self._front(kind, queues.newest, -1)
             if oldest is None or newest is None:  # both: the heaps have the same offered nodes
                 del self._queues[kind]
                 continue
-            for last, node in (oldest,) if oldest == newest else (oldest, newest):
-                best = min(best, (self._hazards.worth(kind, self._now - last), last, node))
-        self._offered.remove(best[2])
-        return self._runs.tail(best[2], most)
+            candidates += [(*entry, kind) for entry in ((oldest,) if oldest == newest else (oldest, newest))]
+        node = self._chosen = self._victim(candidates)
+        self._offered.remove(node)
+        return self._runs.tail(node, most)
+
+    def _victim(self, candidates: list[tuple[int, int, int]]) -> int:
+        """Returns the node of least worth; the least recently used where the guard's margin forbids that one.
+
+        Args:
+            candidates: Last use, node and class of the oldest and the newest offered node of each class.
+        """
+        least_recent = min(candidates)
+        if len(candidates) > 1 and self.guard.margin > 0:
+            worth = [self._hazards.worth(kind, self._now - last) for last, _, kind in candidates]
+            least, best = min(zip(worth, candidates, strict=True))
+            if least < self.guard.margin * worth[candidates.index(least_recent)]:
+                return best[1]
+        return least_recent[1]
 
     def _front(self, kind: int, heap: list[Entry], sign: int) -> Entry | None:
         """Drops stale entries in front of a heap: of nodes that were withdrawn, or used again since.
@@ -167,12 +194,20 @@ class ReuseAware:
         return node in self._offered and self._rank(node) == (kind, last)
 
     def evicted(self, nodes: Nodes, hashes: Sequence[BlockHash]) -> None:
+        chosen, self._chosen = self._chosen == nodes[0], -1
         for stretch in self._runs.take_out(nodes):
-            if stretch.run is not None:  # else removed before any request has left it: nothing was learned of it
-                ghosts = list(hashes[stretch.start : stretch.end])
-                ghosts.reverse()
-                forgotten = self._ghosts.remember(ghosts, stretch.run.kind, stretch.run.last)
-                self._hazards.close(forgotten, hit=False)
+            if stretch.run is None:  # removed before any request has left it: nothing was learned of it
+                continue
+            ghosts = list(hashes[stretch.start : stretch.end])
+            ghosts.reverse()
+            forgotten = self._ghosts.remember(ghosts, stretch.run.kind, stretch.run.last)
+            self._hazards.close(forgotten, hit=False)
+            if stretch.run.evicted:  # evicted before, and removed before a request has left it again
+                continue
+            if chosen:
+                self.guard.evicted(len(stretch))
+            else:
+                self.guard.removed(stretch.run.last, len(stretch))
 
 
 def _requests(run: Run | None) -> int:

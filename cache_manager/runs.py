@@ -24,6 +24,7 @@ class Run:
         size: Number of nodes that are still in this run.
         kind: Class; the policy defines the numbers.
         last: Time on the policy's clock when the request left.
+        evicted: Whether the nodes' pages were evicted since, and are computed again by a request that has not left.
     """
 
     number: int
@@ -31,6 +32,7 @@ class Run:
     size: int
     kind: int
     last: int
+    evicted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -70,16 +72,17 @@ class NodeRuns:
         """Returns a node's run; None where no request has left it."""
         return self._runs.get(self._number_of.item(node)) if node < len(self._number_of) else None
 
-    def put(self, nodes: Nodes, kind: int, last: int) -> None:
+    def put(self, nodes: Nodes, kind: int, last: int, evicted: bool = False) -> None:
         """Makes a run of nodes. Call after `take_out` of the same nodes.
 
         Args:
             nodes: [n] nodes in order of the tokens. The run keeps the array.
             kind: As in `Run`.
             last: As in `Run`.
+            evicted: As in `Run`.
         """
         self._made += 1
-        self._runs[self._made] = Run(self._made, nodes, len(nodes), kind, last)
+        self._runs[self._made] = Run(self._made, nodes, len(nodes), kind, last, evicted)
         self._number_of[nodes] = self._made
 
     def take_out(self, nodes: Nodes) -> list[Stretch]:

@@ -4,6 +4,7 @@ what is worth keeping.
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -37,18 +38,18 @@ def cyclic_scan() -> Requests:
     return [[1000 * (i % 120) + j for j in range(10)] for i in range(900)]
 
 
-def drifting() -> Requests:
+def drifting(seed: int) -> Requests:
     """Makes requests whose popular prefixes change every 300 requests."""
-    draw = random.Random(3)
+    draw = random.Random(seed)
     return [
         [10_000 * (i // 300) + 100 * min(draw.randrange(40), draw.randrange(40)) + j for j in range(10)]
-        for i in range(1500)
+        for i in range(600)
     ]
 
 
-def multi_turn() -> Requests:
+def multi_turn(seed: int) -> Requests:
     """Chats that grow by five blocks a turn, in which users come back after a while, or never."""
-    draw, chats, requests = random.Random(5), {}, []
+    draw, chats, requests = random.Random(seed), {}, []
     for i in range(700):
         live = [c for c in chats if draw.random() < 0.5] or [None]
         chat = draw.choice(live) if draw.random() < 0.6 else None
@@ -87,13 +88,19 @@ def test_a_scan_that_is_larger_than_the_cache_hits_as_far_as_it_fits() -> None:
 
 @pytest.mark.parametrize("make", [drifting, multi_turn], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("capacity", [50, 500])
-def test_it_is_nowhere_much_worse(make: object, capacity: int) -> None:
-    requests = make()  # type: ignore[operator]
-    assert hit_rate(requests, capacity) >= 0.95 * hit_rate(requests, capacity, "lru")
+def test_it_is_nowhere_much_worse(make: Callable[[int], Requests], capacity: int) -> None:
+    """A single trace is left to chance: 50 blocks are fewer than the longest chats have."""
+    ours = theirs = 0.0
+    for seed in range(5, 10):
+        requests = make(seed)
+        each_ours, each_theirs = hit_rate(requests, capacity), hit_rate(requests, capacity, "lru")
+        assert each_ours >= 0.9 * each_theirs
+        ours, theirs = ours + each_ours, theirs + each_theirs
+    assert ours >= 0.95 * theirs
 
 
 def test_a_cache_that_holds_everything_hits_whatever_can_hit() -> None:
-    requests = multi_turn()
+    requests = multi_turn(5)
     blocks = len({block for request in requests for block in request})
     assert hit_rate(requests, blocks) == hit_rate(requests, blocks, "lru")
 
