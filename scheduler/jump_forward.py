@@ -1,7 +1,7 @@
 """Jump-forward decoding: tokens that a constraint leaves no choice of follow a draw without draws of their own.
 
-A row that gets k of them has k tokens more to compute, as one whose prompt is not computed yet, and draws from the last
-one's logits. So it is k steps ahead. Quire's draws depend on a sequence's seed and the position alone, so they are
+A row that gets k of them computes them with the token that it drew, and draws from the last one's logits. So it is k
+steps ahead. Quire's draws depend on a sequence's seed and the position alone, so they are
 those of a run without jumps. Source: compressed finite state machines (SGLang: Zheng et al., NeurIPS 2024).
 
 The executor finds the tokens, the scheduler decides: a row that draws again in a step in flight does not get them.
@@ -19,7 +19,7 @@ WORTH_WAITING = 3  # tokens, for which a row leaves out a step while its draw in
 
 
 class JumpForward:
-    """Jumps of the rows of one engine. Writes `rows.length`, `Running.jumps` and `Running.sitting_out`."""
+    """Jumps of the rows of one engine. Writes `rows.length`, and of `Running` what is of jumps."""
 
     def __init__(self, running: Running, counters: Counters) -> None:
         self._running, self._rows, self._counters = running, running.rows, counters
@@ -65,5 +65,6 @@ class JumpForward:
             return offered[:0]
         if len(offered):
             self._running.jumps[row] = int(rows.length[row]), offered
+            self._running.jumping.add(row)
             rows.length[row] += len(offered)
         return offered

@@ -11,7 +11,7 @@ from cache_manager.matching import Match
 from scheduler.admission import Admission
 from scheduler.policy import SchedulingPolicy
 from scheduler.rows import Index, Sequence
-from scheduler.running import Running
+from scheduler.running import NO_ROWS, Running
 from scheduler.settings import SchedulerSettings
 
 PREEMPTED_AT_MOST = 3  # times that a sequence gives way to others: what it computes anew stays bounded
@@ -44,31 +44,39 @@ class Preemption:
             return
         sequence, match = found
         those = self._policy.gives_way(sequence, rows, now).tolist()
-        unprotected = [row for row in those if rows.sequence(row).yields < PREEMPTED_AT_MOST]
+        unprotected = [row for row in those if rows.yields(row) < PREEMPTED_AT_MOST]
         for row in self._enough(sequence, match, unprotected):
             self._running.preempt(row, yields=True)
 
     def _enough(self, sequence: Sequence, match: Match, those: list[int]) -> list[int]:
         """Returns as many of the first rows as give the sequence what it lacks; none where all do not."""
         lack, chosen = self._admission.lacking(sequence, match), list[int]()
+        matched = np.concatenate(self._cache.lookup.pages_of(match)) if match.tokens else NO_ROWS
         for row in those:
             if not lack.rows and not lack.pages:
                 break
             chosen.append(row)
-            lack = lack.less(*self._room_of(row))
+            lack = lack.less(*self._room_of(row, matched))
         if lack.rows or lack.pages or not self._leaves_budget(sequence, match, chosen):
             return []
         return chosen
 
-    def _room_of(self, row: int) -> tuple[int, int]:
-        """Returns the rows and pages that the end of a row frees, those that are kept free for it included."""
-        alone = int(np.count_nonzero(self._cache.allocator.counts[self._cache.tables.row(row)] == 1))
+    def _room_of(self, row: int, matched: Index) -> tuple[int, int]:
+        """Returns the rows and pages that the end of a row frees, those that are kept free for it included.
+
+        matched: Pages that the waiting sequence goes on from: they stay held, by it.
+        """
+        pages = self._cache.tables.row(row)
+        alone = int(np.count_nonzero((self._cache.allocator.counts[pages] == 1) & ~np.isin(pages, matched)))
         return 1 + int(self._rows.siblings[row]), alone + self._admission.spare(np.array([row], np.int32))
 
     def _leaves_budget(self, sequence: Sequence, match: Match, chosen: list[int]) -> bool:
         """Whether the other rows leave budget: a prompt that takes all of it goes on, and none gives way in vain."""
         rows, most = self._rows, self._settings.max_batched_tokens
+        paced = self._settings.target_itl is not None
         others: Index = np.setdiff1d(rows.active(), np.array(chosen, np.int32))
         need = np.minimum(rows.length[others], rows.max_length[others] - 1) - rows.scheduled[others]
+        if paced and np.count_nonzero(need > 1):
+            return False  # a prefill takes all of the time that the target leaves
         left = most - int(np.clip(need, 0, self._settings.chunk).sum())
         return min(left, self._settings.chunk) >= max(1, sequence.request.scope.bidirectional - match.tokens)

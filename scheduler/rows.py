@@ -263,6 +263,11 @@ class Rows:
         sequence.emitted = self._outputs[row, : self.emitted[row]].copy()
         return sequence
 
+    def yields(self, row: int) -> int:
+        """Returns how often the row's sequence has lost its row to others, see `Sequence`."""
+        sequence = self._sequences[row]
+        return 0 if sequence is None else sequence.yields
+
     def hash_pages(self, row: int, computed: int, page_size: int) -> None:
         """Extends the chain of the row's sequence over its full pages below position `computed`."""
         sequence = self._sequences[row]

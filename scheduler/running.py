@@ -32,6 +32,7 @@ class Running:
         leaves: Rows that ended since the last plan.
         forced: Token that replaces a row's last draw, by row.
         jumps: Tokens that follow a row's last draw without draws of their own, by row, with the position of the first.
+        jumping: Rows that have tokens of a jump to compute before they draw again.
         sitting_out: Rows of which no step is planned until the draw that is in flight is known.
         held: Request by attempt, where waiting sequences are not admitted before a `Ready` (`scheduler.readiness`).
     """
@@ -45,6 +46,7 @@ class Running:
         self.leaves: list[int] = []
         self.forced: dict[int, int] = {}
         self.jumps: dict[int, tuple[int, Ints]] = {}
+        self.jumping: set[int] = set()
         self.sitting_out: set[int] = set()
         self.held: dict[int, Request] = {}
         self._cache, self._counters, self._holds = cache, counters, holds
@@ -163,6 +165,7 @@ class Running:
         self._cache.release(row, last if last > self.retired else None)
         self.forced.pop(row, None)
         self.jumps.pop(row, None)
+        self.jumping.discard(row)
         self.sitting_out.discard(row)
         unplanned = [join for join in self.joins if join.row == row]
         if unplanned:

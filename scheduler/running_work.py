@@ -74,7 +74,7 @@ class RunningWork:
         return Wanted(active, starts, need)
 
     def slices(self, wanted: Wanted, drafts: Mapping[int, Ints], pace: Pace | None = None) -> Slices:
-        """Plans work for running rows: decodes and their drafts, then prefills in order while budget and pace allow."""
+        """Plans work of running rows: decodes, drafts and jumps, then prefills in order while budget and pace allow."""
         slices, active, starts, need = Slices(self._settings, pace), wanted.rows, wanted.starts, wanted.need
         if wanted.covered is None and not drafts and not np.count_nonzero(need != 1):
             slices.decodes(active, starts)
@@ -84,8 +84,14 @@ class RunningWork:
         plain = decodes & (self._rows.drafts[active] == 0) if drafts else decodes
         slices.decodes(active[plain], starts[plain])
         for row, tokens in drafts.items():
-            slices.check(row, int(self._rows.scheduled[row]), 1 + len(tokens))
-        for i in np.flatnonzero(covered & (need > 1)).tolist():
+            slices.several(row, int(self._rows.scheduled[row]), 1 + len(tokens))
+        prefills, jumping = covered & (need > 1), self._running.jumping
+        if jumping:
+            jumps = prefills & np.isin(active, list(jumping))
+            for i in np.flatnonzero(jumps).tolist():
+                slices.several(int(active[i]), int(starts[i]), int(need[i]))
+            prefills &= ~jumps
+        for i in np.flatnonzero(prefills).tolist():
             row = int(active[i])
             slices.prefill(row, int(starts[i]), int(need[i]), int(self._rows.bidirectional[row]))
         return slices

@@ -138,6 +138,8 @@ class Scheduler:
         """Whether all of its work waits for a `Ready`, so that no step can be planned."""
         if not self.held or self.rows.used or self._in_flight:
             return False
+        if self._admission.is_isolated(self._steps) and self._admission.isolated in self.held:
+            return True
         return all(attempt in self.held for attempt in self.queue.attempts())
 
     @property
@@ -233,6 +235,8 @@ class Scheduler:
         logits[:, 0], logits[:, 1] = packed[draws] - 1, work[draws, 0]
         logits, drafted = self._forked(logits), None
         drawing = logits[:, 1].astype(np.intp)
+        if running.jumping:
+            running.jumping.difference_update(drawing.tolist())
         rows.length[drawing[~rows.searches[drawing]] if running.beams else drawing] += 1
         if drafts and self._drafting is not None:
             checked = np.fromiter(drafts, np.int32)

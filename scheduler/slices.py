@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from scheduler.rows import Index
 from scheduler.settings import SchedulerSettings
-from scheduler.step_time import Pace, pairs
+from scheduler.step_time import Pace
 
 
 @dataclass(slots=True, eq=False)
@@ -64,12 +64,13 @@ class Slices:
         self._parts.append(np.array([[row, start, count]], np.int32))
         self.budget -= count
 
-    def check(self, row: int, start: int, count: int) -> None:
-        """Adds a row's last token and its drafts."""
-        self._parts.append(np.array([[row, start, count]], np.int32))
-        self.budget -= count
-        if self._pace is not None:
-            self._pace.decodes(count, pairs(start, count))
+    def several(self, row: int, start: int, need: int) -> None:
+        """Adds tokens of a row that decodes: its last one with drafts or a jump, as far as chunk and budget go."""
+        if count := min(need, self.budget, self._chunk):
+            self._parts.append(np.array([[row, start, count]], np.int32))
+            self.budget -= count
+            if self._pace is not None:
+                self._pace.several(start, count)
 
     def array(self) -> Index:
         return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)

@@ -8,7 +8,7 @@ Source: the step budget in tokens of Sarathi-Serve (Agrawal et al., OSDI 2024), 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +70,8 @@ class StepTime:
         self._most_prefill = max(self._most_prefill, work.prefill)
         self._most_pairs = max(self._most_pairs, work.pairs)
         features = _features(work)
-        if self._steps >= SETTLED:
-            seconds = min(seconds, OUTLIER * self._predicted(features))
+        predicted = self._predicted(features) if self._steps >= SETTLED else 0.0
+        seconds = min(max(0.0, seconds), OUTLIER * predicted or math.inf)
         self._steps += 1
         self._products = MEMORY * self._products + np.outer(features, features)
         self._with_time = MEMORY * self._with_time + features * seconds
@@ -126,26 +126,34 @@ def _features(work: StepWork) -> Floats:
 
 
 class Pace:
-    """The time that a step has for prefill beside its decodes."""
+    """The time that a step has for prefill beside the rows that decode."""
 
     def __init__(self, time: StepTime, target: float) -> None:
         """target: seconds that a step with decodes should take at most."""
         self._time, self._target = time, target
-        self._decodes, self._context = 0, 0.0
+        self._work = StepWork()  # of rows that decode
         self._left: float | None = None  # seconds, once prefill has begun
         self._prefilled = 0
 
     def decodes(self, count: int, context: float) -> None:
-        """Adds tokens of rows that decode, and what they see."""
-        self._decodes += count
-        self._context += context
+        """Adds rows that decode one token each, and what these see."""
+        work = self._work
+        self._work = replace(work, decodes=work.decodes + count, context=work.context + context)
+
+    def several(self, start: int, count: int) -> None:
+        """Adds a row that decodes with drafts or a jump. As `StepWork.of`, it counts as prefill if it has several."""
+        if count == 1:
+            return self.decodes(1, start + 1)
+        work = self._work
+        self._work = replace(work, prefill=work.prefill + count, pairs=work.pairs + pairs(start, count))
+        return None
 
     def most(self, start: int) -> int:
         """Returns how many tokens of a prompt may be prefilled from position `start` on, after what was `taken`."""
-        if not self._decodes:
+        if self._work == StepWork():
             return UNBOUNDED  # no stream waits for this step
         if self._left is None:
-            self._left = self._target - self._time.expected(StepWork(self._decodes, self._context))
+            self._left = self._target - self._time.expected(self._work)
         room = self._time.prefill_within(self._left, start) if self._time.knows_prefill else 0
         return max(room, LEAST_PREFILL - self._prefilled)
 
@@ -153,5 +161,5 @@ class Pace:
         """Counts prefill that the step has got."""
         self._prefilled += count
         if self._left is not None:
-            none, with_it = StepWork(), StepWork(prefill=count, pairs=pairs(start, count))
-            self._left -= self._time.expected(with_it) - self._time.expected(none)
+            with_it = StepWork(prefill=count, pairs=pairs(start, count))
+            self._left -= self._time.expected(with_it) - self._time.expected(StepWork())

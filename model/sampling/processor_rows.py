@@ -61,7 +61,8 @@ class ProcessorRows:
         if (mask := GrammarMask.of(params, self._sources.grammars)) is not None:
             self._masks[row] = mask
             # Not where logprobs are reported, nor where another control might forbid what the constraint leaves.
-            if join.controls.top_logprobs < 0 and not (params.allowed or params.banned or self._sources.factories):
+            bans = params.allowed or params.banned or (params.min_tokens and params.not_yet)
+            if join.controls.top_logprobs < 0 and not (bans or self._sources.factories):
                 self._jumping.add(row)
         self._rows[row] = [(KINDS.index(type(one)), one) for one in made if one is not None]
         self.asking[row] = bool(self._rows[row]) or mask is not None

@@ -21,7 +21,7 @@ from model.inputs.completion import tokens_of_bytes
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-AHEAD = 48  # bytes of forced text that are looked at for one token
+AHEAD = 32  # bytes of forced text that are looked at for one token
 
 Bits = NDArray[np.int32]
 """A mask, [ceil(vocabulary / 32)]: a bit a token."""
@@ -72,7 +72,7 @@ class Forcing:
             Up to `most` tokens, each the only one behind those before it; fewer where that is not known of more.
 
         Raises:
-            TimeoutError: It was not done by then.
+            TimeoutError: Not even the first one was found by then.
         """
         only = self._only(bits)
         if only < 0 or not self._complete:
@@ -80,7 +80,15 @@ class Forcing:
         if only not in self._byte:
             return [only]
         text, found, begin = _ForcedText(self, matcher, bits, until), list[int](), 0
-        while len(found) < most and (rest := text.reach(begin, begin + AHEAD)):
+        while len(found) < most:
+            try:
+                rest = text.reach(begin, begin + AHEAD)
+            except TimeoutError:
+                if found:
+                    break
+                raise
+            if not rest:
+                break
             token, here = self._vocabulary.tokenize_bytes(rest)[0], text.masks[begin]
             own = self._text_of(token)
             # A tokenizer may have its own view of where a text begins.

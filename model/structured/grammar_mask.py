@@ -116,17 +116,22 @@ class GrammarMask:
             return []
 
     def _following(self) -> list[int]:
+        forcing, matcher = self._forcing, self._matcher
         room = MOST_JUMP if self._closing is None else min(MOST_JUMP, self._closing.undisturbed)
-        if isinstance(self._matcher, RequestFault) or self._next is None:
+        if isinstance(matcher, RequestFault) or forcing is None or self._next is None:
             return []
-        tokens = self._next[1]
-        began, ahead, taken = time.thread_time(), self._matcher.deep_copy(), list[int]()
+        tokens, taken = self._next[1], list[int]()
+        until, ahead = time.thread_time() + SLOW, matcher.deep_copy()
         while tokens and len(taken) < room:
             taken += tokens
             if taken[-1] in self._ends or not ahead.consume_tokens(tokens):
                 break
-            tokens = self._look(ahead, began)[1]
-        self._charge(self._matcher, began)
+            bits = forcing.mask(ahead)
+            self._forbid_ends(ahead, bits)
+            try:  # what is not found in time is drawn
+                tokens = forcing.tokens(ahead, bits, room, until)
+            except TimeoutError:
+                break
         return taken[:room]
 
     def _mask(self) -> Bits:
@@ -146,7 +151,7 @@ class GrammarMask:
         return self._next[0]
 
     def _look(self, matcher: "LLMatcher", began: float) -> tuple[Bits, list[int]]:
-        """Returns the mask of a state, and the tokens that must follow, of which a mask has the first alone.
+        """Returns the mask of a state, and the token that must follow, where there is one: the mask has it alone.
 
         Raises:
             RequestFault: The matcher has failed.
@@ -160,7 +165,7 @@ class GrammarMask:
             raise self._matcher
         self._forbid_ends(matcher, bits)
         try:
-            tokens = forcing.tokens(matcher, bits, MOST_JUMP, began + SLOW + LENIENCE)
+            tokens = forcing.tokens(matcher, bits, 1, began + SLOW + LENIENCE)
         except TimeoutError:
             self._matcher = _fault_of(matcher, TOO_SLOW)
             raise self._matcher from None

@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from model.inputs.grammars import UNFORCED, grammar_of, limits
+from model.structured import grammar_mask
 from model.structured.forcing import AHEAD, Forcing
 from model.structured.grammar_mask import GrammarMask
 from scheduler.settings import SchedulerSettings
@@ -187,3 +188,44 @@ def test_rows_whose_logprobs_are_told_draw_all_tokens(llama: Path) -> None:
     assert run(rig, {1: told})[1] == plain
     assert rig.scheduler.stats().jump_forward_tokens == before
     assert all(logprob < 0 for logprob in rig.results[1].logprobs)
+
+
+def test_rows_with_min_tokens_draw_all_tokens(llama: Path) -> None:
+    """A token that may not be drawn yet might be the only one. Then nothing is left, whatever the schedule."""
+    ends = []
+    for on in (False, True):
+        rig = make_rig(llama, settings=replace(ROOMY, jump_forward=on))
+        request = constrained(rig, PROMPTS[0], Structured.choice(["the end is near"]), min_tokens=10)
+        stop = TOKENS.tokenize_str("n")[-1]
+        params = replace(request.controls.logits_params, not_yet=(stop, *request.controls.logits_params.not_yet))
+        request = replace(
+            request, stop_ids=(stop, *request.stop_ids), controls=replace(request.controls, logits_params=params)
+        )
+        result = rig.run({0: request})[0]
+        assert result.end is not None
+        ends.append((result.end.reason, result.tokens))
+    assert ends[0] == ends[1]
+
+
+def test_looking_ahead_costs_no_request_its_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not found in time is drawn. Masks take 1 ms here, and 33 are needed to know a forced token."""
+    clock, real = [0.0], Forcing.mask
+
+    def mask(forcing: Forcing, matcher: LLMatcher) -> Any:
+        clock[0] += 0.001
+        return real(forcing, matcher)
+
+    monkeypatch.setattr(grammar_mask.time, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(Forcing, "mask", mask)
+    text = "the common beginning of all texts " * 8
+    matcher = LLMatcher(TOKENS, grammar_of("regex", text), log_level=0, limits=limits())
+    constraint, output = GrammarMask(matcher, Forcing(TOKENS), ends=[0]), list[int]()
+    while 0 not in output:
+        tokens = constraint.jump()
+        assert tokens
+        before = clock[0]
+        for token in tokens:
+            constraint.drew(token)
+        output += tokens
+        assert clock[0] - before < 0.05
+    assert TOKENS.decode_str(output) == text + "<|end|>"

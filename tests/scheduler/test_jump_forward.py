@@ -8,11 +8,16 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from cache_manager.allocator import LedgerError
+from cache_manager.manager import CacheManager
+from scheduler.events import Logprobs, Submit
 from scheduler.jump_forward import JumpForward
 from scheduler.rows import Rows
 from scheduler.running import Running
 from scheduler.scheduler import Scheduler
-from scheduler.settings import SchedulerSettings
+from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
+from scheduler.slices import Slices
+from scheduler.step import StepResult
+from scheduler.step_time import Pace, StepTime
 from tests.scheduler.executor import FakeExecutor
 from tests.scheduler.play import play
 from tests.scheduler.test_drafts import Guessing
@@ -143,3 +148,45 @@ def test_harness_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return False
 
     find(workloads(cancels=True), breaks, settings=settings(max_examples=400, database=None, phases=[Phase.generate]))
+
+
+def no_logprobs(n: int) -> Logprobs:
+    none = np.empty((n, 0))
+    return Logprobs(np.zeros(n, np.float32), np.ones(n, np.int32), none.astype(np.int32), none.astype(np.float32))
+
+
+def longest_gap(again: bool, priority: int, target: float | None) -> int:
+    """Returns the most steps between two tokens of a stream that jumps, beside a long prompt that comes before it."""
+    room = SchedulerSettings(max_batched_tokens=64, max_sequences=8, target_itl=target)
+    scheduler = Scheduler(room, NO_QUEUE_LIMITS, CacheManager(make_layout(16), 3000, 8))
+    prompt, last, gaps = replace(make_request(1, 3200, 2), priority=priority), 0, list[int]()
+    for turn in range(150):
+        events = {0: [Submit(2, make_request(2, 5, 400))], 5: [Submit(1, prompt, again=again)]}.get(turn, [])
+        plan = scheduler.schedule(turn / 100, events)
+        assert plan is not None
+        rows = [row for row in plan.logits[:, 1].tolist() if scheduler.rows.attempt[row] == 2]
+        jumps = np.array([(row, 7) for row in rows for _ in range(4 * (turn % 10 == 3))], np.int32).reshape(-1, 2)
+        n = len(plan.logits)
+        result = StepResult(plan.step, np.ones(n, np.int32), no_logprobs(n), jumps=jumps)
+        if 2 in scheduler.commit(result, (turn + 1) / 100).attempts.tolist():
+            gaps.append(turn - last)
+            last = turn
+    return max(gaps[1:])
+
+
+@pytest.mark.parametrize("target", [None, 0.001])
+@pytest.mark.parametrize(("again", "priority"), [(False, 0), (True, 0), (False, -5)])
+def test_a_prompt_delays_no_row_that_jumps(again: bool, priority: int, target: float | None) -> None:
+    """Whatever comes first in the policy's order: its tokens are computed with those of rows that decode."""
+    assert longest_gap(again, priority, target) == 1
+
+
+def test_a_row_that_jumps_bounds_prefill_in_time() -> None:
+    time, jumping = StepTime(), np.array([[0, 300, 5]], np.int32)
+    for count in (400, 30, 250, 90, 180, 360, 60, 2):
+        time.observe(np.array([[0, 7 * count, count]], np.int32), 0.001 * count)
+    slices = Slices(SchedulerSettings(max_batched_tokens=512), Pace(time, 0.1))
+    slices.several(*jumping[0].tolist())
+    slices.prefill(1, 0, 4000)
+    assert slices.array()[0].tolist() == [0, 300, 5]
+    assert slices.array()[1, 2] == pytest.approx(95, abs=2)

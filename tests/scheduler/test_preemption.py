@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from cache_manager.block_hash import BlockHasher
 from cache_manager.manager import CacheManager
 from scheduler.admission import Admission
 from scheduler.events import Abort, EndReason, Event, Submit
@@ -13,10 +15,11 @@ from scheduler.preemption import PREEMPTED_AT_MOST, Preemption
 from scheduler.priority import AgeingPriority
 from scheduler.rows import Rows
 from scheduler.scheduler import Scheduler
-from scheduler.settings import SchedulerSettings
-from tests.scheduler.executor import FakeExecutor
+from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
+from scheduler.step import StepResult
+from tests.scheduler.executor import FakeExecutor, logprobs_of
 from tests.scheduler.test_scheduler import reasons, result_of
-from tests.scheduler.workloads import PATIENT, make_layout, make_request
+from tests.scheduler.workloads import PATIENT, SECRET, make_layout, make_request
 from tests.support.planted import plant
 
 
@@ -200,3 +203,31 @@ def test_a_test_catches_each(
     plant(monkeypatch, target, name, stand_in)
     with pytest.raises(AssertionError):
         shows()
+
+
+def preempted_and_started(shared: bool) -> tuple[int, int]:
+    """Runs an urgent request beside a lesser one that has its prefix, or has not. Returns how often each was."""
+    room = SchedulerSettings(max_batched_tokens=512, max_sequences=4, policy="priority")
+    cache = CacheManager(make_layout(4), 40, 4)
+    scheduler = Scheduler(room, NO_QUEUE_LIMITS, cache, BlockHasher(SECRET, b"model", 4))
+    common, other = (tuple((factor * i + 1) % 11 for i in range(60)) for factor in (1, 3))
+    equal = make_request(1, tuple((5 * i + 2) % 11 for i in range(40)), 60)
+    lesser = replace(make_request(2, (*common, 1, 2, 3, 4), 60), priority=5)
+    urgent = make_request(3, (*(common if shared else other), *range(1, 9), *(7 * tuple(range(1, 9)))), 2)
+    started = 0
+    for turn in range(20):
+        events = {0: [Submit(1, equal)], 1: [Submit(2, lesser)], 4: [Submit(3, urgent)]}.get(turn, [])
+        plan = scheduler.schedule(turn / 50, events)
+        assert plan is not None
+        n = len(plan.logits)
+        drawn = np.ones(n, np.int32)
+        outputs = scheduler.commit(StepResult(plan.step, drawn, logprobs_of(drawn)), (turn + 1) / 50)
+        started += sum(one.attempt == 3 for one in outputs.starts)
+    return scheduler.stats().preemptions_priority, started
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_row_gives_way_for_pages_that_the_other_goes_on_from(shared: bool) -> None:
+    """They stay held. So the request would not fit, and the row would give way in vain."""
+    preempted, started = preempted_and_started(shared)
+    assert preempted == started

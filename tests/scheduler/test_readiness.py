@@ -6,20 +6,22 @@ from dataclasses import fields
 from itertools import takewhile
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache_manager.manager import CacheManager
 from scheduler.events import EndReason, Event, Ready, StepOutputs, Submit
 from scheduler.readiness import with_ready
 from scheduler.request import Request
 from scheduler.rows import Sequence
 from scheduler.scheduler import Scheduler
-from scheduler.settings import QueueLimits, SchedulerSettings
-from scheduler.step import StepPlan
+from scheduler.settings import NO_QUEUE_LIMITS, QueueLimits, SchedulerSettings
+from scheduler.step import StepPlan, StepResult
 from tests.scheduler.driver import SchedulerDriver
 from tests.scheduler.engine_rig import Rig, submits
-from tests.scheduler.executor import LawBroken, alone, law
+from tests.scheduler.executor import LawBroken, alone, law, logprobs_of
 from tests.scheduler.plan_checker import PlanChecker
 from tests.scheduler.workloads import PATIENT, Arrival, Workload, make_layout, make_request, workloads
 from tests.support.examples import examples
@@ -202,3 +204,23 @@ def test_an_engine_waits_for_what_it_holds(make_rig: Callable[..., Rig]) -> None
     assert rig.tokens == {event.attempt: alone(event.request) for event in come if isinstance(event, Submit)}
     assert len(asked) == 6
     assert rig.engine.failure is None
+
+
+def test_an_isolated_attempt_that_is_held_again_holds_up_the_engine() -> None:
+    """No other may run meanwhile, so that there is no step to plan, and none that is missing."""
+    room = SchedulerSettings(max_batched_tokens=64, max_sequences=4)
+    scheduler = Scheduler(room, NO_QUEUE_LIMITS, CacheManager(make_layout(4), 40, 4), holds=True)
+
+    def turn(now: float, *events: Event) -> None:
+        plan = scheduler.schedule(now, events)
+        assert plan is not None
+        n = len(plan.logits)
+        scheduler.commit(StepResult(plan.step, np.ones(n, np.int32), logprobs_of(np.ones(n, np.int32))), now)
+
+    turn(0.0, Submit(1, make_request(1, 8, 20), isolated_steps=10), Ready(1))
+    turn(1.0, Submit(2, make_request(2, 8, 20)), Ready(2))
+    scheduler.running.preempt(int(scheduler.rows.active()[0]))  # as where a page of its was lost
+    assert scheduler.schedule(2.0, ()) is None
+    assert scheduler.is_held
+    turn(3.0, Ready(1))
+    assert not scheduler.is_held

@@ -95,6 +95,29 @@ def test_a_pause_of_the_machine_is_no_cost() -> None:
     assert time.expected(StepWork.of(slices)) < 0.03
 
 
+@pytest.mark.parametrize("wrong", [-1.5, 0.0])
+def test_a_wrong_time_is_forgotten(wrong: float) -> None:
+    """As where a swap that fell before a step is taken off its time."""
+    time, slices = StepTime(), slices_of([100] * 8, [])
+    for seconds in [0.02] * (SETTLED + 5) + [wrong] * 60 + [0.02] * 200:
+        time.observe(slices, seconds)
+    assert time.expected(StepWork.of(slices)) == pytest.approx(0.02, rel=0.05)
+
+
+def test_drafts_are_booked_as_they_are_learned() -> None:
+    """A row with several tokens counts as prefill in both."""
+    time, checks = StepTime(), np.array([[row, 2000, 5] for row in range(32)], np.int32)
+    for count in range(40):
+        time.observe(checks[: 1 + count % 32], GPU.seconds(StepWork.of(checks[: 1 + count % 32])))
+        mixed = slices_of([2000] * (count % 9), [(50 * count, 8 + 11 * (count * 7 % 40))])
+        time.observe(mixed, GPU.seconds(StepWork.of(mixed)))
+    expected = GPU.seconds(StepWork.of(checks))
+    pace = Pace(time, expected + 64 * GPU.prefill)
+    for row in checks.tolist():
+        pace.several(row[1], row[2])
+    assert 50 < pace.most(0) < 80
+
+
 class Clock:
     """Runs steps on a machine's time, and keeps each step's seconds and work."""
 
