@@ -56,7 +56,9 @@ class StepWork:
 class StepTime:
     """Predicts the seconds of a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: float = MEMORY) -> None:
+        """memory: Weight of a step against the one after it."""
+        self._memory = memory
         self._products = np.zeros((len(UNITS), len(UNITS)))
         self._with_time = np.zeros(len(UNITS))
         self._costs = np.zeros(len(UNITS))  # of a unit of each feature
@@ -73,8 +75,8 @@ class StepTime:
         predicted = self._predicted(features) if self._steps >= SETTLED else 0.0
         seconds = min(max(0.0, seconds), OUTLIER * predicted or math.inf)
         self._steps += 1
-        self._products = MEMORY * self._products + np.outer(features, features)
-        self._with_time = MEMORY * self._with_time + features * seconds
+        self._products = self._memory * self._products + np.outer(features, features)
+        self._with_time = self._memory * self._with_time + features * seconds
         self._fitted = False
 
     @property
@@ -85,6 +87,10 @@ class StepTime:
     def expected(self, work: StepWork) -> float:
         """Predicts the seconds of a step; 0 before the first one."""
         return self._predicted(_features(work))
+
+    def expected_of(self, slices: Index) -> float:
+        """Predicts the seconds of a planned step. slices: [n, 3] int32, as in its plan."""
+        return self.expected(StepWork.of(slices))
 
     def prefill_within(self, seconds: float, start: int) -> int:
         """Returns how many tokens of a prompt, from position `start` on, are prefilled in a time.

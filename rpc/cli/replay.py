@@ -1,10 +1,12 @@
-"""`quire replay`: runs a recording again and compares the plans."""
+"""`quire replay`: runs a recording again and compares the plans, or simulates it with other settings."""
 
 import json
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+
+from rpc.cli.what_if import Changes, simulate
 
 File = Annotated[
     Path,
@@ -13,14 +15,46 @@ File = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
-def replay(file: File, as_json: AsJson = False) -> None:
+def replay(
+    file: File,
+    policy: Annotated[
+        str | None,
+        typer.Option("--scheduling-policy", "--policy", show_default=False, help="Simulate with another policy."),
+    ] = None,
+    pages: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="Simulate with so many KV pages, or a part more or less, as +50%."),
+    ] = None,
+    eviction: Annotated[
+        str | None,
+        typer.Option("--eviction-policy", show_default=False, help="Simulate with another eviction policy."),
+    ] = None,
+    max_batched_tokens: Annotated[
+        int | None, typer.Option(show_default=False, help="Simulate with another token budget of a step.")
+    ] = None,
+    max_sequences: Annotated[
+        int | None, typer.Option(show_default=False, help="Simulate with another number of running sequences.")
+    ] = None,
+    target_itl: Annotated[
+        float | None, typer.Option(show_default=False, help="Simulate with a budget of a step in seconds.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Run a recording through the scheduler of this version, and compare each plan with the recorded one.
 
-    Exits with status 1 at the first plan that differs.
+    Exits with status 1 at the first plan that differs. With changed settings the recorded time is simulated instead:
+    the same requests, the same scheduler, and steps that take as long as the recorded ones did.
     """
     from rpc.engines.recordings import read_recording
     from scheduler.replaying import RecordingError, Replay
 
+    changes = Changes(policy, pages, eviction, max_batched_tokens, max_sequences, target_itl)
+    if changes.any:
+        try:
+            simulate(read_recording(file), changes, as_json)
+        except (OSError, ValueError) as error:  # also a RecordingError
+            fail(error)
+        return
     try:
         recording = read_recording(file)
         run = Replay(recording)

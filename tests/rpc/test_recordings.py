@@ -170,3 +170,29 @@ def test_another_file_is_refused_by_its_name(tmp_path: Path, command: str, conte
     assert done.stderr.startswith(f"quire: {path}: {message}")
     with pytest.raises(RecordingError):
         read_recording(path)
+
+
+def test_changed_settings_are_simulated(recorded: Path) -> None:
+    shown = run("replay", str(recorded), "--pages", "+50%")
+    assert shown.exit_code == 0
+    assert [line.split()[0] for line in shown.stdout.splitlines()[:2]] == ["recorded", "requests"]
+    found = json.loads(run("replay", str(recorded), "--policy", "deadline", "--json").stdout)
+    assert [*found] == ["recorded", "simulated", "with changes"]
+    assert {side["requests"] for side in found.values()} == {3}
+    assert {side["refused"] for side in found.values()} == {0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--pages", "many"), "--pages is 'many', must be a number of pages, or a part such as +50% or -20%"),
+        (("--pages", "-100%"), "--pages is '-100%', which leaves 0 pages of 8"),
+        (("--policy", "best"), "--scheduling-policy is 'best', must be one of"),
+        (("--eviction-policy", "best"), "--eviction-policy is 'best', must be one of"),
+        (("--max-sequences", "0"), "--max-sequences is 0, must be in"),
+    ],
+)
+def test_wrong_changes_are_refused(recorded: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = run("replay", str(recorded), *arguments)
+    assert done.exit_code == 1
+    assert message in done.stderr

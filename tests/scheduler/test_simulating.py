@@ -1,0 +1,149 @@
+"""A simulation serves the recorded requests as they were served, and otherwise where settings are others."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from cache_manager.block_hash import BlockHasher
+from scheduler.blueprint import Blueprint
+from scheduler.events import EndReason, Event, Submit
+from scheduler.parameters import Beam
+from scheduler.recording import RecordedScheduler
+from scheduler.replaying import Recording, RecordingError
+from scheduler.settings import SchedulerSettings
+from scheduler.simulating import Simulation, Trace
+from scheduler.step import StepPlan, StepResult
+from scheduler.step_time import StepTime, StepWork
+from tests.scheduler.executor import logprobs_of
+from tests.scheduler.recorded import driven, recorder_of
+from tests.scheduler.test_step_time import CPU, Machine
+from tests.scheduler.workloads import PATIENT, SECRET, Workload, make_layout, make_request, workloads
+from tests.support.examples import examples
+from tests.support.planted import plant
+
+SHORT = SchedulerSettings(max_batched_tokens=128, max_sequences=16)
+FINISHED = (EndReason.STOP, EndReason.LENGTH)
+
+
+def blueprint(settings: SchedulerSettings = SHORT, pages: int = 120) -> Blueprint:
+    return Blueprint(settings, PATIENT, make_layout(16), pages, "lru")
+
+
+def submits(count: int, rate: float, seed: int) -> list[tuple[float, Submit]]:
+    """Requests of all lengths, some of which begin alike, at random times."""
+    rng = np.random.default_rng(seed)
+    times, common = np.cumsum(rng.exponential(1 / rate, count)), tuple(range(1, 9)) * 8
+    made = []
+    for number, at in enumerate(times.tolist()):
+        own = tuple(rng.integers(1, 9, rng.integers(4, 120)).tolist())
+        prompt = common + own if number % 3 == 0 else own
+        made.append((at, Submit(number, make_request(number, prompt, int(rng.integers(2, 60)), stop_ids=(12,)))))
+    return made
+
+
+def served(coming: list[tuple[float, Submit]], made: Blueprint, machine: Machine) -> Recording:
+    """Serves requests on a machine's time, and returns the recording. Every 40th token is a stop token."""
+    lines, now, coming = list[str](), 0.0, list(coming)
+    hasher = BlockHasher(SECRET, b"model", 16)
+    scheduler = RecordedScheduler(made, made.cache(), hasher, recorder_of(made, lines, False))
+    flying: list[StepPlan] = []
+
+    def result_of(plan: StepPlan) -> StepResult:
+        tokens = np.array(
+            [12 if (plan.step + 7 * row) % 40 == 0 else 5 for row in plan.logits[:, 1].tolist()], np.int32
+        )
+        return StepResult(plan.step, tokens, logprobs_of(tokens))
+
+    while coming or scheduler.has_work or scheduler.has_news:
+        events: list[Event] = []
+        while coming and coming[0][0] <= now:
+            events.append(coming.pop(0)[1])
+        plan = scheduler.schedule(now, events)
+        if plan is not None:
+            flying.append(plan)
+        if flying and (plan is None or len(flying) == made.settings.depth):
+            done = flying.pop(0)
+            now += machine.seconds(StepWork.of(done.slices))
+            scheduler.commit(result_of(done), now)
+        elif plan is None:
+            scheduler.commit(None, now)
+            now = max(now, coming[0][0]) if coming else now
+    return Recording.parse(lines)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("rate", [2.0, 8.0, 40.0])
+def test_the_same_settings_give_the_recorded_figures(rate: float, depth: int) -> None:
+    """On a machine whose steps take what the model can say, within 3 %, also under overload."""
+    made = blueprint(replace(SHORT, steps_in_flight=depth))
+    trace = Trace.of(served(submits(60, rate, 3), made, CPU))
+    recorded, simulated = trace.serving.figures(), Simulation(trace).run().figures()
+    for name, value in recorded.items():
+        assert simulated[name] == pytest.approx(value, rel=0.03, abs=0.02), name
+    assert [one.tokens for one in Simulation(trace).run().requests] == [one.tokens for one in trace.serving.requests]
+
+
+def test_two_simulations_are_equal() -> None:
+    trace = Trace.of(served(submits(40, 10.0, 1), blueprint(), CPU))
+    first, second = (json.dumps(Simulation(trace).run().figures()) for _ in range(2))
+    assert first == second
+
+
+def test_settings_change_what_would_have_been() -> None:
+    trace = Trace.of(served(submits(60, 40.0, 2), blueprint(pages=400), CPU))
+    few_pages = Simulation(trace, blueprint(pages=24)).run()
+    assert few_pages.preemptions > trace.serving.preemptions == 0
+    assert few_pages.figures()["seconds"] > 1.2 * trace.serving.seconds
+    paced = replace(SHORT, target_itl=0.06)
+    slow = Simulation(trace, blueprint(paced, pages=400)).run().figures()
+    assert slow["a token after it, s, p99"] < 0.8 * trace.serving.figures()["a token after it, s, p99"]
+    assert slow["first token, s, p90"] > trace.serving.figures()["first token, s, p90"]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(workloads(cancels=True, resumed=True, queue_timeout=True, several=False))
+def test_whoever_ends_has_the_recorded_output(workload: Workload) -> None:
+    if any(arrival.request.beam is not None for arrival in workload.arrivals):
+        return
+    trace = Trace.of(Recording.parse(driven(workload)))
+    found = Simulation(trace).run()
+    assert len(found.requests) == len(trace.serving.requests)
+    for before, after in zip(trace.serving.requests, found.requests, strict=True):
+        if before.reason in FINISHED and after.reason in FINISHED:
+            assert (after.tokens, after.reason) == (before.tokens, before.reason)
+
+
+def test_a_beam_search_is_not_simulated() -> None:
+    request = replace(make_request(1, 5, 4), beam=Beam(2))
+    lines: list[str] = []
+    made = blueprint()
+    scheduler = RecordedScheduler(made, made.cache(), BlockHasher(SECRET, b"model", 16), recorder_of(made, lines, True))
+    scheduler.schedule(0.0, [Submit(1, request)])
+    with pytest.raises(RecordingError, match="beam search"):
+        Trace.of(Recording.parse(lines))
+
+
+def ten_percent_longer(real):
+    return lambda self, slices: 1.1 * real(self, slices)
+
+
+def all_at_once(real):
+    def events(one):
+        return [(0.0, event) for _, event in real(one)]
+
+    return events
+
+
+@pytest.mark.parametrize("name", ["steps take longer", "all come at once"])
+def test_a_wrong_model_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "steps take longer":
+        plant(monkeypatch, StepTime, "expected_of", ten_percent_longer)
+    else:
+        import scheduler.simulating as simulating
+
+        plant(monkeypatch, simulating, "_events", all_at_once)
+    with pytest.raises(AssertionError):
+        test_the_same_settings_give_the_recorded_figures(8.0, 1)
