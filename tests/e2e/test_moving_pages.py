@@ -1,5 +1,6 @@
 """Streams of a replica that is drained take their KV pages with them: what was computed once is not computed again."""
 
+import math
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -79,22 +80,24 @@ def move(server: RunningServer, expected: list[list[int]], source: int, how: str
     return after[BROUGHT] - before[BROUGHT], after[COMPUTED] - before[COMPUTED]
 
 
-def move_pages(server: RunningServer, expected: list[list[int]], source: int, how: str) -> tuple[float, float]:
-    """As `move`, from and to caches without them. On a busy machine an engine may find that computing is quicker."""
+def move_pages(server: RunningServer, expected: list[list[int]], source: int, how: str, most: float = math.inf) -> None:
+    """As `move`, from and to caches without them. On a busy machine an engine may find that computing is quicker.
+
+    most: tokens that are computed again.
+    """
     for _ in range(3):
         with grpc.insecure_channel(server.admin) as channel:
             for replica in (0, 1):
                 pb_grpc.AdminServiceStub(channel).ResetPrefixCache(pb.ResetPrefixCacheRequest(replica=replica))
         brought, computed = move(server, expected, source, how)
-        if brought >= STREAMS * PROMPT // PAGE:
-            return brought, computed
-    raise AssertionError(f"{brought:g} pages were brought, and not more in three times")
+        more = computed - STREAMS * (PROMPT + TOKENS)  # outside full pages, and what a step in flight drew in vain
+        if brought >= STREAMS * PROMPT // PAGE and more < most:
+            return
+    raise AssertionError(f"{brought:g} pages were brought, {more:g} tokens computed again, in the last of three times")
 
 
 def test_streams_of_a_drained_replica_bring_their_pages(server: RunningServer, expected: list[list[int]]) -> None:
-    _, computed = move_pages(server, expected, source=1, how="drain")
-    more = computed - STREAMS * (PROMPT + TOKENS)
-    assert more < STREAMS * 4 * PAGE, "tokens outside full pages, and those that a step in flight drew in vain"
+    move_pages(server, expected, source=1, how="drain", most=STREAMS * 4 * PAGE)
 
 
 def test_a_replica_that_is_replaced_lives_until_they_have_them(
