@@ -1,8 +1,8 @@
 """Jump-forward decoding: tokens that a constraint leaves no choice of follow a draw without draws of their own.
 
 A row that gets k of them computes them with the token that it drew, and draws from the last one's logits. So it is k
-steps ahead. Quire's draws depend on a sequence's seed and the position alone, so they are
-those of a run without jumps. Source: compressed finite state machines (SGLang: Zheng et al., NeurIPS 2024).
+steps ahead. Quire's draws depend on a sequence's seed and the position alone, so they are those of a run without jumps.
+Source: compressed finite state machines (SGLang: Zheng et al., NeurIPS 2024).
 
 The executor finds the tokens, the scheduler decides: a row that draws again in a step in flight does not get them.
 """

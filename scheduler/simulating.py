@@ -5,8 +5,8 @@ prediction is fitted to the recorded steps. A request comes when it came, draws 
 long after its arrival as it did. Two simulations of one recording are equal.
 
 What it does not model: faults, time outside of the engine, swaps to the host, tokens that a constraint forced (each is
-drawn), and clients that would have done otherwise. `serving_of` says how the recorded time was, so that the same
-settings simulated show what the model is worth.
+drawn), and clients that would have done otherwise. `Trace.serving` says how the recorded time was, so that a simulation
+with the same settings shows what the model is worth.
 """
 
 import heapq
