@@ -89,14 +89,21 @@ class Forcing:
                 raise
             if not rest:
                 break
-            token, here = self._vocabulary.tokenize_bytes(rest)[0], text.masks[begin]
-            own = self._text_of(token)
-            # A tokenizer may have its own view of where a text begins.
-            if not rest.startswith(own) or not self._has(here, token) or (here & self._longer[len(rest)]).any():
+            token, here = self._first_of(rest), text.masks[begin]
+            own = self._text_of(token) if token >= 0 else b""
+            if not own or not self._has(here, token) or (here & self._longer[len(rest)]).any():
                 break
             found.append(token)
             begin += len(own)
         return found
+
+    def _first_of(self, text: bytes) -> int:
+        """Returns the first token of a text; -1 where the tokenizer makes none, or sees another beginning in it.
+
+        As those of SentencePiece may, which put a space before a text, or make no token of one at its end.
+        """
+        token = next(iter(self._vocabulary.tokenize_bytes(text)), -1)
+        return token if token >= 0 and text.startswith(self._text_of(token)) else -1
 
     def _text_of(self, token: int) -> bytes:
         return self._vocabulary.decode_bytes([token])
