@@ -176,6 +176,25 @@ def test_a_slow_moment_of_the_machine_ends_no_request(store: GrammarStore, monke
         bits(mask, 320)
 
 
+def test_one_long_pause_of_the_machine_ends_no_request(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in a mask, nor where a forced text is looked for."""
+    clock, took, real = [0.0], [0.0], LLMatcher.unsafe_compute_mask_ptr
+
+    def compute(matcher: LLMatcher, address: int, size: int) -> None:
+        clock[0] += took.pop() if took else 0.0
+        real(matcher, address, size)
+
+    monkeypatch.setattr(grammar_mask.time, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(LLMatcher, "unsafe_compute_mask_ptr", compute)
+    for pause in ([2.0], [2.0, 0.0], [2.0, 0.0, 0.0]):
+        mask = GrammarMask.of(LogitsParams(grammar='start: "a forced text" start | "b"'), store)
+        assert mask is not None
+        mask.drew(TOKENS.tokenize_str("a")[0])
+        took[:] = pause
+        assert bits(mask, 320)
+        assert mask.jump()
+
+
 @pytest.mark.parametrize("width", [257, 300, 320, 400])
 def test_logits_may_be_narrower_or_wider_than_the_tokenizer(tmp_path: Path, width: int) -> None:
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
