@@ -18,7 +18,7 @@ NANOSECONDS = 1_000_000_000
 
 
 class TimelinePhase(StrEnum):
-    """What a request does. Of several sequences of one request, the last of these that any of them does counts."""
+    """Activity of a request. Of several sequences of one request, the last of these that any of them does counts."""
 
     QUEUED = "queued"  # it waits for its first row
     HELD = "held"  # it waits for its grammar, or for a logits processor
@@ -34,7 +34,7 @@ WAITING = (TimelinePhase.QUEUED, TimelinePhase.HELD, TimelinePhase.PREEMPTED)
 
 
 class Lack(StrEnum):
-    """What a waiting request lacks."""
+    """Need of a waiting request."""
 
     ROW = "no row is free"
     PAGES = "too few pages are free"

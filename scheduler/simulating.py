@@ -143,7 +143,7 @@ def _percentiles(name: str, values: list[float]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """What a simulation needs of a recording.
+    """Parts of a recording that a simulation needs.
 
     Attributes:
         blueprint: Of the recorded scheduler.

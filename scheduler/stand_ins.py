@@ -81,7 +81,7 @@ class StepDraws:
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """What is needed of an open attempt: its request, and the chain of its prompt and of each sequence."""
+    """Parts of an open attempt that are needed: its request, and the chain of its prompt and of each sequence."""
 
     request: Request
     prompt: HashChain | None

@@ -155,9 +155,9 @@ def test_a_grammar_whose_tokens_take_long_ends_its_request(store: GrammarStore) 
         draw_all()
 
 
-def test_a_slow_moment_of_the_machine_ends_no_request(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tokens may exceed the bound by 50 ms together."""
-    clock, took, real = [0.0], [0.0], LLMatcher.unsafe_compute_mask_ptr
+def seconds_of_masks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Has masks take no processor time but the seconds that are put into the list, the last ones first."""
+    clock, took, real = [0.0], list[float](), LLMatcher.unsafe_compute_mask_ptr
 
     def compute(matcher: LLMatcher, address: int, size: int) -> None:
         clock[0] += took.pop() if took else 0.0
@@ -165,6 +165,12 @@ def test_a_slow_moment_of_the_machine_ends_no_request(store: GrammarStore, monke
 
     monkeypatch.setattr(grammar_mask.time, "thread_time", lambda: clock[0])
     monkeypatch.setattr(LLMatcher, "unsafe_compute_mask_ptr", compute)
+    return took
+
+
+def test_a_slow_moment_of_the_machine_ends_no_request(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens may exceed the bound by 50 ms together."""
+    took = seconds_of_masks(monkeypatch)
     mask = GrammarMask.of(LogitsParams(grammar='start: "a" start | "b"'), store)
     assert mask is not None
     for seconds in (0.04, 0.07, 0.049, 0.07):
@@ -178,14 +184,7 @@ def test_a_slow_moment_of_the_machine_ends_no_request(store: GrammarStore, monke
 
 def test_one_long_pause_of_the_machine_ends_no_request(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in a mask, nor where a forced text is looked for."""
-    clock, took, real = [0.0], [0.0], LLMatcher.unsafe_compute_mask_ptr
-
-    def compute(matcher: LLMatcher, address: int, size: int) -> None:
-        clock[0] += took.pop() if took else 0.0
-        real(matcher, address, size)
-
-    monkeypatch.setattr(grammar_mask.time, "thread_time", lambda: clock[0])
-    monkeypatch.setattr(LLMatcher, "unsafe_compute_mask_ptr", compute)
+    took = seconds_of_masks(monkeypatch)
     for pause in ([2.0], [2.0, 0.0], [2.0, 0.0, 0.0]):
         mask = GrammarMask.of(LogitsParams(grammar='start: "a forced text" start | "b"'), store)
         assert mask is not None

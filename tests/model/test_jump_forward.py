@@ -208,7 +208,7 @@ def test_rows_with_min_tokens_draw_all_tokens(llama: Path) -> None:
 
 
 def test_looking_ahead_costs_no_request_its_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not found in time is drawn. Masks take 1 ms here, and 33 are needed to know a forced token."""
+    """A token that is not found in time is drawn. Masks take 1 ms here, and 33 are needed to know a forced token."""
     clock, real = [0.0], Forcing.mask
 
     def mask(forcing: Forcing, matcher: LLMatcher) -> Any:

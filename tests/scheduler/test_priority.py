@@ -189,7 +189,7 @@ def wait_among_others(policy: SchedulingPolicy, priority: int, turns: int = 400)
 
 @pytest.mark.parametrize("priority", [1, 3, 10])
 def test_nobody_starves_beside_a_stream_of_more_urgent_requests(priority: int) -> None:
-    """Those before it arrive within priority x ageing seconds, and have one row, four steps each."""
+    """All before it arrive within priority x ageing seconds, and have one row, four steps each."""
     for ageing in (0.5, 2.0, 5.0):
         assert wait_among_others(AgeingPriority(ageing), priority) <= 4 * (priority * ageing + 2)
 

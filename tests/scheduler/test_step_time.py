@@ -23,7 +23,7 @@ from tests.support.planted import plant
 
 @dataclass(frozen=True)
 class Machine:
-    """What steps cost: seconds of each, of a decode, of a token in its context, of prefill, of a pair in it."""
+    """Costs of steps: seconds of each, of a decode, of a token in its context, of prefill, of a pair in it."""
 
     fixed: float
     decode: float
