@@ -1,19 +1,18 @@
 """How long a step will take, learned from the steps that ran, and how much prefill a target leaves room for.
 
-seconds = fixed + a x decodes + b x their context + c x prefilled tokens + d x pairs of a prefilled token and one that
-it sees. The five are fitted by least squares with none below 0, older steps fading. Decodes read their context from
-memory, and prefill computes on it: so these have costs of their own.
+The costs of `StepCosts` are fitted by least squares with none below 0, older steps fading.
 
 Source: the step budget in tokens of Sarathi-Serve (Agrawal et al., OSDI 2024), here in seconds.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.rows import Index
+from scheduler.step_costs import StepCosts, StepWork, pairs
 
 MEMORY = 0.98  # weight of a step against the one after it: about 50 steps count
 LEAST_PREFILL = 16  # tokens of a step, also where the target leaves no room: a prompt has to come to its end
@@ -26,31 +25,6 @@ UNBOUNDED = 2**31  # tokens
 GROWTH = 2  # of the work of a step, against what was tried before
 
 Floats = NDArray[np.float64]
-
-
-def pairs(start: int, count: int) -> float:
-    """Returns how many pairs of a token and one that it sees `count` tokens from `start` on have."""
-    return count * start + count * (count + 1) / 2
-
-
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """Work of a step: tokens, and what they see."""
-
-    decodes: int = 0
-    context: float = 0.0
-    prefill: int = 0
-    pairs: float = 0.0
-
-    @staticmethod
-    def of(slices: Index) -> "StepWork":
-        """slices: [n, 3] int32, as in the plan."""
-        starts, counts = slices[:, 1].astype(np.float64), slices[:, 2].astype(np.float64)
-        one = counts == 1
-        seen = counts * starts + counts * (counts + 1) / 2
-        return StepWork(
-            int(np.count_nonzero(one)), float(seen[one].sum()), int(counts[~one].sum()), float(seen[~one].sum())
-        )
 
 
 class StepTime:
@@ -78,6 +52,10 @@ class StepTime:
         self._products = self._memory * self._products + np.outer(features, features)
         self._with_time = self._memory * self._with_time + features * seconds
         self._fitted = False
+
+    def costs(self) -> StepCosts:
+        """Returns what was learned; zeros before the first step."""
+        return StepCosts(*(self._fit() / UNITS).tolist())
 
     @property
     def knows_prefill(self) -> bool:

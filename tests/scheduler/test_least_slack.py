@@ -13,7 +13,7 @@ from scheduler.least_slack import LEVEL, MARGIN, LeastSlack
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.step import StepResult
-from scheduler.step_time import StepWork
+from scheduler.step_costs import StepWork
 from tests.scheduler.test_step_time import CPU
 from tests.scheduler.workloads import make_layout, make_request
 from tests.support.planted import plant

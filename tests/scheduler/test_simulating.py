@@ -16,7 +16,8 @@ from scheduler.replaying import Recording, RecordingError
 from scheduler.settings import SchedulerSettings
 from scheduler.simulating import Simulation, Trace
 from scheduler.step import StepPlan, StepResult
-from scheduler.step_time import StepTime, StepWork
+from scheduler.step_costs import StepWork
+from scheduler.step_time import StepTime
 from tests.scheduler.executor import logprobs_of
 from tests.scheduler.recorded import driven, recorder_of
 from tests.scheduler.test_step_time import CPU, Machine

@@ -14,7 +14,8 @@ from scheduler.scheduler import Scheduler
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 from scheduler.slices import Slices
 from scheduler.step import StepPlan, StepResult
-from scheduler.step_time import LEAST_PREFILL, SETTLED, Pace, StepTime, StepWork, pairs
+from scheduler.step_costs import StepWork, pairs
+from scheduler.step_time import LEAST_PREFILL, SETTLED, Pace, StepTime
 from tests.scheduler.executor import FakeExecutor
 from tests.scheduler.play import play
 from tests.scheduler.workloads import Workload, make_layout, make_request, workloads
