@@ -1,7 +1,7 @@
 """Profiles of engines: what a simulation has in place of a model and a machine.
 
-A profile is a JSON object: the costs of a step, and the settings, the layout and the pool that they belong to. Some ship
-with Quire. `source` says whether costs were measured, and on what, or come from arithmetic.
+A profile is a JSON object: the costs of a step, and the settings, the layout and the pool that they belong to. Some
+ship with Quire. `source` says whether costs were measured, and on what, or come from arithmetic.
 """
 
 import json
