@@ -31,8 +31,10 @@ class StepWork:
     @staticmethod
     def of(slices: Index) -> "StepWork":
         """slices: [n, 3] int32, as in the plan."""
-        starts, counts = slices[:, 1].astype(np.float64), slices[:, 2].astype(np.float64)
+        starts, counts = slices[:, 1].astype(np.float64), slices[:, 2]
         one = counts == 1
+        if one.all():
+            return StepWork(len(slices), float(starts.sum()) + len(slices))
         seen = counts * starts + counts * (counts + 1) / 2
         return StepWork(
             int(np.count_nonzero(one)), float(seen[one].sum()), int(counts[~one].sum()), float(seen[~one].sum())

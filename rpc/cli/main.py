@@ -19,6 +19,7 @@ from rpc.cli.generate import generate
 from rpc.cli.models import models
 from rpc.cli.options import Config, build, parse_size, with_settings
 from rpc.cli.replay import replay
+from rpc.cli.simulate import calibrate, plan, simulate
 from rpc.cli.top import top
 from rpc.distribution import own_version
 from rpc.frontend.settings import FrontendSettings
@@ -237,6 +238,9 @@ app.command()(batch)
 app.command()(cache_sim)
 app.command()(replay)
 app.command()(explain)
+app.command()(simulate)
+app.command()(plan)
+app.command()(calibrate)
 app.add_typer(admin, name="admin")
 app.add_typer(bench, name="bench")
 app.add_typer(cluster, name="cluster")

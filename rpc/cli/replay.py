@@ -6,7 +6,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from rpc.cli.what_if import Changes, simulate
+from rpc.cli.options import build, with_settings
+from rpc.cli.what_if import show_changes
+from rpc.simulation.changes import Changes
 
 File = Annotated[
     Path,
@@ -15,30 +17,14 @@ File = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
+@with_settings({Changes: "Simulation of the recorded time, with changed settings"})
 def replay(
     file: File,
-    policy: Annotated[
-        str | None,
-        typer.Option("--scheduling-policy", "--policy", show_default=False, help="Simulate with another policy."),
-    ] = None,
-    pages: Annotated[
-        str | None,
-        typer.Option(show_default=False, help="Simulate with so many KV pages, or a part more or less, as +50%."),
-    ] = None,
-    eviction: Annotated[
-        str | None,
-        typer.Option("--eviction-policy", show_default=False, help="Simulate with another eviction policy."),
-    ] = None,
-    max_batched_tokens: Annotated[
-        int | None, typer.Option(show_default=False, help="Simulate with another token budget of a step.")
-    ] = None,
-    max_sequences: Annotated[
-        int | None, typer.Option(show_default=False, help="Simulate with another number of running sequences.")
-    ] = None,
-    target_itl: Annotated[
-        float | None, typer.Option(show_default=False, help="Simulate with a budget of a step in seconds.")
-    ] = None,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Simulate with so many engines, which share the requests of this one.")
+    ] = 1,
     as_json: AsJson = False,
+    **values: Any,
 ) -> None:
     """Run a recording through the scheduler of this version, and compare each plan with the recorded one.
 
@@ -48,10 +34,10 @@ def replay(
     from rpc.engines.recordings import read_recording
     from scheduler.replaying import RecordingError, Replay
 
-    changes = Changes(policy, pages, eviction, max_batched_tokens, max_sequences, target_itl)
-    if changes.any:
+    changes = build(Changes, values)
+    if changes.any or replicas > 1:
         try:
-            simulate(read_recording(file), changes, as_json)
+            show_changes(read_recording(file), changes, replicas, as_json)
         except (OSError, ValueError) as error:  # also a RecordingError
             fail(error)
         return
@@ -61,7 +47,7 @@ def replay(
         found = run.run()
     except (OSError, RecordingError) as error:
         fail(error)
-    values: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "steps": run.steps,
         "requests": run.requests,
         "seconds": run.seconds,
@@ -69,11 +55,11 @@ def replay(
         "difference": None,
     }
     if found is not None:
-        values["difference"] = {
+        shown["difference"] = {
             "step": found.step, "array": found.name, "recorded": found.recorded, "replayed": found.replayed,
         }  # fmt: skip
     if as_json:
-        print(json.dumps(values))
+        print(json.dumps(shown))
     elif found is None:
         print(f"the same plans: {run.steps:,} steps, {run.requests:,} requests, {run.seconds:.1f} s")
         if recording.ended:

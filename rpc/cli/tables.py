@@ -1,5 +1,6 @@
 """Tables of the command line, narrow enough for 80 columns."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -30,3 +31,10 @@ def print_table(
     for row in rows:
         table.add_row(*map(Text, row))  # as Text: clients choose request ids, whose brackets must not act as markup
     Console().print(table)
+
+
+def written(value: float) -> str:
+    """Returns a figure with four digits, a count with all of its own; - for one that is not known."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if float(value).is_integer() and value >= 1 else f"{value:.4g}"

@@ -33,23 +33,24 @@ class Arrival:
     blocks: tuple[int, ...] = ()
 
 
-def read_trace(source: str | Path, count: int | None = None) -> list[Arrival]:
+def read_trace(source: str | Path, count: int | None = None, kind: str | None = None) -> list[Arrival]:
     """Returns the first `count` requests of a trace, in order of arrival.
 
     Args:
         source: A name of `KNOWN`, or a file: .csv in the format of Azure's traces, .jsonl in that of Mooncake's.
         count: Number of requests; None reads all.
+        kind: azure or mooncake; None goes by the name of the file.
 
     Raises:
         ValueError: The file is no such trace; the message names the line.
         OSError: The file cannot be read.
     """
     path = KNOWN.get(str(source), Path(source))
-    kinds = {".csv": _azure, ".jsonl": _mooncake}
-    if path.suffix not in kinds:
+    known = KINDS.get(path.suffix, "") if kind is None else kind
+    if known not in READERS:
         names = ", ".join(KNOWN)
         raise ValueError(f"--trace {source} must be one of {names}, or a file .csv (Azure's) or .jsonl (Mooncake's)")
-    found = sorted(islice(kinds[path.suffix](path), count), key=lambda arrival: arrival.at)
+    found = sorted(islice(READERS[known](path), count), key=lambda arrival: arrival.at)
     if not found:
         raise ValueError(f"{path} has no request")
     begin = found[0].at
@@ -130,3 +131,7 @@ def _tokens(count: int) -> int:
     if not 0 <= count <= MOST_TOKENS:
         raise ValueError
     return count
+
+
+KINDS = {".csv": "azure", ".jsonl": "mooncake"}  # by suffix
+READERS = {"azure": _azure, "mooncake": _mooncake}

@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given, settings
 
 from cache_manager.block_hash import BlockHasher
+from rpc.simulation.recorded import Trace, simulate
 from scheduler.blueprint import Blueprint
 from scheduler.events import EndReason, Event, Submit
 from scheduler.parameters import Beam
 from scheduler.recording import RecordedScheduler
 from scheduler.replaying import Recording, RecordingError
 from scheduler.settings import SchedulerSettings
-from scheduler.simulating import Simulation, Trace
 from scheduler.step import StepPlan, StepResult
-from scheduler.step_costs import StepWork
-from scheduler.step_time import StepTime
+from scheduler.step_costs import StepCosts, StepWork
 from tests.scheduler.executor import logprobs_of
 from tests.scheduler.recorded import driven, recorder_of
 from tests.scheduler.test_step_time import CPU, Machine
@@ -45,9 +44,14 @@ def submits(count: int, rate: float, seed: int) -> list[tuple[float, Submit]]:
     return made
 
 
-def served(coming: list[tuple[float, Submit]], made: Blueprint, machine: Machine) -> Recording:
-    """Serves requests on a machine's time, and returns the recording. Every 40th token is a stop token."""
-    lines, now, coming = list[str](), 0.0, list(coming)
+def served(
+    coming: list[tuple[float, Submit]], made: Blueprint, machine: Machine, lines: list[str] | None = None
+) -> Recording:
+    """Serves requests on a machine's time, and returns the recording. Every 40th token is a stop token.
+
+    lines: gets the lines of the recording.
+    """
+    lines, now, coming = [] if lines is None else lines, 0.0, list(coming)
     hasher = BlockHasher(SECRET, b"model", 16)
     scheduler = RecordedScheduler(made, made.cache(), hasher, recorder_of(made, lines, False))
     flying: list[StepPlan] = []
@@ -81,25 +85,25 @@ def test_the_same_settings_give_the_recorded_figures(rate: float, depth: int) ->
     """On a machine whose steps take what the model can say, within 3 %, also under overload."""
     made = blueprint(replace(SHORT, steps_in_flight=depth))
     trace = Trace.of(served(submits(60, rate, 3), made, CPU))
-    recorded, simulated = trace.serving.figures(), Simulation(trace).run().figures()
+    recorded, simulated = trace.serving.figures(), simulate(trace).figures()
     for name, value in recorded.items():
         assert simulated[name] == pytest.approx(value, rel=0.03, abs=0.02), name
-    assert [one.tokens for one in Simulation(trace).run().requests] == [one.tokens for one in trace.serving.requests]
+    assert simulate(trace).ledger.tokens.tolist() == trace.serving.ledger.tokens.tolist()
 
 
 def test_two_simulations_are_equal() -> None:
     trace = Trace.of(served(submits(40, 10.0, 1), blueprint(), CPU))
-    first, second = (json.dumps(Simulation(trace).run().figures()) for _ in range(2))
+    first, second = (json.dumps(simulate(trace).figures()) for _ in range(2))
     assert first == second
 
 
 def test_settings_change_what_would_have_been() -> None:
     trace = Trace.of(served(submits(60, 40.0, 2), blueprint(pages=400), CPU))
-    few_pages = Simulation(trace, blueprint(pages=24)).run()
+    few_pages = simulate(trace, blueprint(pages=24))
     assert few_pages.preemptions > trace.serving.preemptions == 0
     assert few_pages.figures()["seconds"] > 1.2 * trace.serving.seconds
     paced = replace(SHORT, target_itl=0.06)
-    slow = Simulation(trace, blueprint(paced, pages=400)).run().figures()
+    slow = simulate(trace, blueprint(paced, pages=400)).figures()
     assert slow["a token after it, s, p99"] < 0.8 * trace.serving.figures()["a token after it, s, p99"]
     assert slow["first token, s, p90"] > trace.serving.figures()["first token, s, p90"]
 
@@ -110,11 +114,12 @@ def test_whoever_ends_has_the_recorded_output(workload: Workload) -> None:
     if any(arrival.request.beam is not None for arrival in workload.arrivals):
         return
     trace = Trace.of(Recording.parse(driven(workload)))
-    found = Simulation(trace).run()
-    assert len(found.requests) == len(trace.serving.requests)
-    for before, after in zip(trace.serving.requests, found.requests, strict=True):
-        if before.reason in FINISHED and after.reason in FINISHED:
-            assert (after.tokens, after.reason) == (before.tokens, before.reason)
+    found = simulate(trace)
+    before, after = trace.serving.ledger, found.ledger
+    assert len(after.came) == len(before.came)
+    for number, reason in before.reasons.items():
+        if reason in FINISHED and after.reasons.get(number) in FINISHED:
+            assert (after.tokens[number], after.reasons[number]) == (before.tokens[number], reason)
 
 
 def test_a_beam_search_is_not_simulated() -> None:
@@ -133,7 +138,7 @@ def ten_percent_longer(real):
 
 def all_at_once(real):
     def events(one):
-        return [(0.0, event) for _, event in real(one)]
+        return [replace(timed, at=0.0) for timed in real(one)]
 
     return events
 
@@ -141,10 +146,10 @@ def all_at_once(real):
 @pytest.mark.parametrize("name", ["steps take longer", "all come at once"])
 def test_a_wrong_model_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "steps take longer":
-        plant(monkeypatch, StepTime, "expected_of", ten_percent_longer)
+        plant(monkeypatch, StepCosts, "seconds", ten_percent_longer)
     else:
-        import scheduler.simulating as simulating
+        from rpc.simulation import recorded
 
-        plant(monkeypatch, simulating, "_events", all_at_once)
+        plant(monkeypatch, recorded, "_events", all_at_once)
     with pytest.raises(AssertionError):
         test_the_same_settings_give_the_recorded_figures(8.0, 1)

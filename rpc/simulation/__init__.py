@@ -1,0 +1,1 @@
+"""Simulation of engines and of whole deployments on a virtual clock, with the code that serves."""

@@ -1,0 +1,365 @@
+"""A deployment on a virtual clock: engines, the router, the autoscaler and failover, as `quire serve` has them.
+
+An event at a time: an arrival, the end of an engine's step, a fault, a look of the autoscaler. Events of one moment
+come in the order in which they were made, so two simulations of one traffic with one seed are equal, on any machine.
+
+The way of requests and tokens between client, frontend and engine takes no time. An engine's end is noticed
+`failover` seconds later, when its requests go on elsewhere with the tokens that they have. Engines that the autoscaler
+ends hand theirs over at once.
+"""
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_manager.block_hash import BlockHasher
+from rpc.frontend.engine_client import EngineInfo
+from rpc.frontend.replicas import Replica
+from rpc.frontend.slo import SLOTracker
+from rpc.simulation.deployment import Deployment
+from rpc.simulation.engine import SECRET, Draws, Ints, SimulatedEngine
+from rpc.simulation.faults import Fault
+from rpc.simulation.routers import ROUTERS
+from rpc.simulation.served import Ledger, Serving, summed
+from rpc.simulation.traffic import Timed
+from scheduler.autoscaling import Autoscaler, EngineLoad
+from scheduler.events import SHORT_HASH, Abort, EngineStats, StepOutputs, Submit
+from scheduler.limits import Limits
+from scheduler.rows import Rows
+from scheduler.stand_ins import FILLER
+
+LOOK_SECONDS = 1.0  # between two looks of the autoscaler, as of `rpc.engines.scaling`
+SAMPLES = 400  # of the deployment's state, over the time of the arrivals
+COLUMNS = ("seconds", "engines", "running", "waiting", "pages in use", "preemptions", "prefix hits")
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """An engine in its place.
+
+    Attributes:
+        replica: As the frontend knows it.
+        engine: None while it starts.
+        since: Seconds at which it began to start.
+        ended: Whether it is gone.
+        woken: The time for which it was last entered in the queue of events.
+        submits: Its open attempts.
+    """
+
+    replica: Replica
+    since: float
+    engine: SimulatedEngine | None = None
+    ended: bool = False
+    woken: float = math.inf
+    submits: dict[int, Submit] = field(default_factory=dict)
+
+
+class _Look:
+    """Something that is done at regular times."""
+
+    def __init__(self, begin: float, seconds: float, look: Callable[[float], None]) -> None:
+        self._next, self._seconds, self._look = begin + seconds, seconds, look
+
+    def until(self, now: float) -> None:
+        """Does it for all times that have come."""
+        while self._next <= now:
+            self._look(self._next)
+            self._next += self._seconds
+
+
+def fillers(ledger: Ledger) -> Draws:  # noqa: ARG001
+    """Returns what draws the same token for all rows: outputs end at their length."""
+    return _fill
+
+
+def _fill(rows: Rows, drawing: NDArray[np.intp]) -> Ints:  # noqa: ARG001
+    return np.full(len(drawing), FILLER, np.int32)
+
+
+class Cluster:
+    """One simulation.
+
+    Attributes:
+        ledger: Of the requests.
+        samples: State over time, rows of `COLUMNS`. The last two are sums since the start.
+    """
+
+    def __init__(
+        self, deployment: Deployment, traffic: Sequence[Timed], draws_of: Callable[[Ledger], Draws] = fillers
+    ) -> None:
+        """Makes a simulation.
+
+        Args:
+            deployment: What is simulated.
+            traffic: Events of clients. Requests have numbers from 0 on, which are the numbers of their attempts.
+            draws_of: Makes what draws tokens, for the ledger.
+
+        Raises:
+            ValueError: A request is longer than what an engine's pages hold.
+        """
+        deployment.check_lengths(traffic)
+        self._deployment = deployment
+        self.ledger = Ledger(1 + max((one.request for one in traffic), default=-1))
+        self._draws = draws_of(self.ledger)
+        self.samples: list[tuple[float, ...]] = []
+        self._random = random.Random(deployment.seed)  # noqa: S311 - it hides nothing
+        made, many = deployment.blueprint, deployment.most > 1
+        page_size = made.layout.page_size
+        limits = Limits(vocabulary=2**31, context=2**31, pool_tokens=2**31, sequences=made.settings.max_sequences)
+        info = EngineInfo(limits, made.pages, "", "", page_size)
+        self._route = ROUTERS[deployment.router](self._random, info)
+        hashes = many and deployment.router == "cost" and deployment.blueprint.prefix_cache
+        self._hasher = BlockHasher(SECRET, b"", page_size) if hashes else None
+        self._autoscaler = Autoscaler(deployment.scaling, deployment.replicas)
+        self._slo = SLOTracker(deployment.scaling.ttft, deployment.scaling.itl)
+        self._nodes: list[_Node] = []
+        self._place: dict[int, _Node] = {}  # of each open attempt
+        self._attempt: dict[int, int] = {}  # of each request, the newest
+        self._homeless: list[tuple[int, Submit]] = []
+        self._gone: list[tuple[EngineStats, float, float]] = []  # of ended engines: stats, busy and lived seconds
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._made = 0
+        self._traffic = traffic
+        self._coming = len(traffic)
+        self._open_requests: set[int] = set()
+
+    def run(self) -> Serving:
+        """Serves the traffic to its end. Returns how.
+
+        Raises:
+            RuntimeError: Requests are left, and nothing can happen any more: a bug of the simulation.
+        """
+        begin = min((one.at for one in self._traffic), default=0.0)
+        end = max((one.at for one in self._traffic), default=0.0)
+        for number in range(self._deployment.replicas):
+            self._open(self._new(number, begin), begin)
+        for one in self._traffic:
+            self._at(one.at, self._arrival(one))
+        for fault in self._deployment.faults:
+            self._at(begin + fault.at, self._fault(fault))
+        looks = [_Look(begin, max((end - begin) / SAMPLES, LOOK_SECONDS / 10), self._sample)]
+        if self._deployment.most > self._deployment.replicas:
+            looks.append(_Look(begin, LOOK_SECONDS, self._scale))
+        now = begin
+        while self._coming or self._open_requests:
+            if not self._events:
+                raise RuntimeError(f"nothing happens any more, and requests {sorted(self._open_requests)} are open")
+            for look in looks:
+                look.until(self._events[0][0])
+            now, _, happen = heapq.heappop(self._events)
+            happen(now)
+        self._sample(now)
+        return self._serving(begin, now)
+
+    def _at(self, when: float, happen: Callable[[float], None]) -> None:
+        self._made += 1
+        heapq.heappush(self._events, (when, self._made, happen))
+
+    # Engines
+
+    def _new(self, number: int, now: float) -> _Node:
+        """Enters an engine that begins to start."""
+        node = _Node(Replica(number), now)
+        self._nodes.append(node)
+        return node
+
+    def _open(self, node: _Node, now: float) -> None:
+        """Lets an engine serve."""
+        made, costs = self._deployment.blueprint, self._deployment.costs
+        node.engine = SimulatedEngine(made, costs, self._draws, kv_events=self._hasher is not None)
+        homeless, self._homeless = self._homeless, []
+        for request, submit in homeless:
+            self._send(request, submit, now)
+
+    def _serving_nodes(self) -> list[_Node]:
+        return [node for node in self._nodes if node.engine is not None and not node.replica.leaving]
+
+    def _end(self, node: _Node, now: float) -> list[Submit]:
+        """Ends an engine. Returns the attempts that it leaves, as they were submitted."""
+        node.ended = True
+        self._nodes.remove(node)
+        if node.engine is not None:
+            self._gone.append((node.replica.stats, node.engine.busy, now - node.since))
+        return [submit for attempt, submit in node.submits.items() if self._place.pop(attempt, None) is not None]
+
+    def _go_on(self, left: Sequence[Submit], now: float) -> None:
+        """Submits the requests of an engine that is gone to others, with the tokens that they have."""
+        for submit in left:
+            request = self.ledger.request_of(submit.attempt)
+            have = int(self.ledger.tokens[request])
+            attempt = self.ledger.again(request)
+            # One of several sequences begins anew: which tokens are whose is not booked.
+            emitted = ((FILLER,) * have,) if have and submit.request.count == 1 else ()
+            self._send(request, replace(submit, attempt=attempt, emitted=emitted, again=True), now)
+
+    def _due(self, node: _Node) -> None:
+        """Enters an engine's next moment among the events, where it is not there yet."""
+        engine = node.engine
+        if engine is not None and engine.due < math.inf and engine.due != node.woken:
+            node.woken = engine.due
+            self._at(engine.due, partial(self._wake, node))
+
+    def _wake(self, node: _Node, now: float) -> None:
+        engine = node.engine
+        if node.ended or engine is None or engine.due != now:
+            return  # it is gone, or something came before
+        node.woken = math.inf
+        if (outputs := engine.wake(now)) is not None:
+            self._take(node, outputs, now)
+        self._due(node)
+
+    def _take(self, node: _Node, outputs: StepOutputs, now: float) -> None:
+        node.replica.update(outputs)
+        firsts, gaps = self.ledger.take(outputs, now)
+        if self._slo_counts:
+            self._slo.observe(firsts.tolist(), _counted(gaps))
+        for attempt in outputs.over:
+            node.submits.pop(attempt, None)
+            if self._place.pop(attempt, None) is not None:
+                self._open_requests.discard(self.ledger.request_of(attempt))
+
+    @property
+    def _slo_counts(self) -> bool:
+        return self._deployment.scaling.ttft is not None or self._deployment.scaling.itl is not None
+
+    # Clients
+
+    def _arrival(self, one: Timed) -> Callable[[float], None]:
+        def happen(now: float) -> None:
+            self._coming -= 1
+            if isinstance(one.event, Submit):
+                self._open_requests.add(one.request)
+                self.ledger.arrive(one.request, now)
+                self._send(one.request, one.event, now)
+                return
+            attempt = self._attempt.get(one.request, -1)
+            if (node := self._place.get(attempt)) is not None and node.engine is not None:
+                moved = Abort(attempt, one.event.index) if isinstance(one.event, Abort) else one.event
+                node.engine.put(moved, now)
+                self._due(node)
+
+        return happen
+
+    def _send(self, request: int, submit: Submit, now: float) -> None:
+        """Sends a request to an engine, or keeps it until there is one."""
+        nodes = self._serving_nodes()
+        if not nodes:
+            self._homeless.append((request, submit))
+            return
+        node = nodes[0] if len(nodes) == 1 else self._choose(nodes, submit)
+        node.replica.attempt_sent(submit.attempt, len(submit.request.prompt))
+        node.submits[submit.attempt] = submit
+        self._place[submit.attempt], self._attempt[request] = node, submit.attempt
+        if node.engine is not None:
+            node.engine.put(submit, now)
+        self._due(node)
+
+    def _choose(self, nodes: Sequence[_Node], submit: Submit) -> _Node:
+        replicas = [node.replica for node in nodes]
+        chosen = self._route(replicas, self._hashes(submit), len(submit.request.prompt))
+        return nodes[replicas.index(chosen)]
+
+    def _hashes(self, submit: Submit) -> list[bytes]:
+        if self._hasher is None:
+            return []
+        chain = self._hasher.chain(submit.request.scope)
+        chain.extend(submit.request.prompt)
+        return [block_hash[:SHORT_HASH] for block_hash in chain.hashes]
+
+    # Faults, and the number of engines
+
+    def _fault(self, fault: Fault) -> Callable[[float], None]:
+        def happen(now: float) -> None:
+            node = next((node for node in self._serving_nodes() if node.replica.number == fault.engine), None)
+            if node is None or node.engine is None:
+                return
+            if fault.kind == "kill":
+                left, successor = self._end(node, now), self._new(fault.engine, now)
+                self._at(now + self._deployment.failover, partial(self._go_on, left))
+                self._at(now + self._deployment.start, partial(self._started, successor))
+                return
+            engine = node.engine
+            engine.slowness *= fault.factor
+            self._at(now + fault.seconds, lambda _: _faster(engine, fault.factor))
+
+        return happen
+
+    def _started(self, node: _Node, now: float) -> None:
+        if not node.ended:
+            self._open(node, now)
+
+    def _scale(self, now: float) -> None:
+        decision = self._autoscaler.decide(self._load(now))
+        for _ in range(len(self._nodes), decision.replicas):
+            taken = {node.replica.number for node in self._nodes}
+            number = next(number for number in range(len(taken) + 1) if number not in taken)
+            node = self._new(number, now)
+            self._at(now + self._deployment.start, partial(self._started, node))
+        for _ in range(decision.replicas, len(self._nodes)):
+            serving = self._serving_nodes()
+            if len(serving) > 1:  # the least loaded one ends, and its requests go on elsewhere
+                least = min(serving, key=lambda node: (len(node.submits), -node.replica.number))
+                self._go_on(self._end(least, now), now)
+
+    def _load(self, now: float) -> EngineLoad:
+        serving = self._serving_nodes()
+        made = self._deployment.blueprint
+        use = [
+            max(node.replica.stats.pages_used / made.pages, node.replica.stats.running / made.settings.max_sequences)
+            for node in serving
+        ]
+        return EngineLoad(
+            now,
+            len(serving),
+            len(self._nodes) - len(serving),
+            sum(node.replica.stats.waiting_seconds for node in serving),
+            sum(use) / max(len(use), 1),
+            self._slo.late(),
+        )
+
+    # Figures
+
+    def _stats(self) -> Iterator[EngineStats]:
+        """Yields the last stats of each engine that there was."""
+        yield from (stats for stats, _, _ in self._gone)
+        yield from (node.replica.stats for node in self._nodes)
+
+    def _sample(self, now: float) -> None:
+        serving = [node.replica.stats for node in self._serving_nodes()]
+        pages = sum(one.pages_used for one in serving) / max(1, sum(one.pages_total for one in serving))
+        preemptions, hits, queries = self._counts()
+        self.samples.append(
+            (
+                now,
+                len(serving),
+                sum(one.running for one in serving),
+                sum(one.waiting for one in serving) + len(self._homeless),
+                pages,
+                preemptions,
+                hits / max(1, queries),
+            )
+        )
+
+    def _counts(self) -> tuple[int, int, int]:
+        return summed((one.preemptions, one.prefix_hits, one.prefix_queries) for one in self._stats())
+
+    def _serving(self, begin: float, end: float) -> Serving:
+        there = [node for node in self._nodes if node.engine is not None]
+        busy = sum(node.engine.busy for node in there if node.engine) + sum(one for _, one, _ in self._gone)
+        lived = sum(end - node.since for node in there) + sum(one for _, _, one in self._gone)
+        return Serving(self.ledger, end - begin, *self._counts(), busy, lived)
+
+
+def _faster(engine: SimulatedEngine, factor: float) -> None:
+    engine.slowness /= factor
+
+
+def _counted(gaps: NDArray[np.float64]) -> Mapping[float, int]:
+    values, counts = np.unique(gaps, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))

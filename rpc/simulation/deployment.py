@@ -1,0 +1,67 @@
+"""A deployment that is simulated: engines, router, autoscaling and faults."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rpc.simulation.faults import Fault
+from rpc.simulation.routers import ROUTERS
+from rpc.simulation.traffic import Timed
+from scheduler.blueprint import Blueprint
+from scheduler.events import Submit
+from scheduler.settings import ScalingSettings
+from scheduler.step_costs import StepCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is simulated.
+
+    Attributes:
+        blueprint: Of each engine's scheduler.
+        costs: Of each engine's steps.
+        replicas: Engines at the start, and the fewest.
+        scaling: Of their number.
+        router: Name of the router.
+        start: Seconds until a new engine serves.
+        failover: Seconds until an engine's end is noticed.
+        faults: Of engines.
+        seed: Of the router's choices.
+    """
+
+    blueprint: Blueprint
+    costs: StepCosts
+    replicas: int = 1
+    scaling: ScalingSettings = field(default_factory=ScalingSettings)
+    router: str = "cost"
+    start: float = 30.0
+    failover: float = 1.0
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ValueError(f"--replicas is {self.replicas}, must be at least 1")
+        if self.router not in ROUTERS:
+            raise ValueError(f"--router is {self.router!r}, must be one of {', '.join(ROUTERS)}")
+        for name in ("start", "failover"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"--{name}-seconds is {getattr(self, name)}, must be a number of seconds, at least 0")
+
+    @property
+    def most(self) -> int:
+        """The most engines."""
+        return max(self.replicas, self.scaling.replicas or 0)
+
+    def check_lengths(self, traffic: Sequence[Timed]) -> None:
+        """Checks that an engine's pages hold each request. Raises ValueError."""
+        made = self.blueprint
+        longest = made.layout.tokens_in(made.pages, made.settings.ahead) + 1
+        for one in traffic:
+            if isinstance(one.event, Submit):
+                request = one.event.request
+                if (length := len(request.prompt) + request.max_tokens) > longest:
+                    raise ValueError(
+                        f"request {one.request} may have {length:,} tokens, more than the {longest:,} that "
+                        f"{made.pages:,} pages hold"
+                    )

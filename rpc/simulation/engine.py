@@ -1,0 +1,108 @@
+"""An engine on a virtual clock: the scheduler itself, and steps that take as long as their costs say."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_manager.block_hash import BlockHasher
+from cache_manager.kv_events import KVEventLog
+from scheduler.blueprint import Blueprint
+from scheduler.events import Event, Logprobs, StepOutputs
+from scheduler.rows import Rows
+from scheduler.step import StepPlan, StepResult
+from scheduler.step_costs import StepCosts
+
+Ints = NDArray[np.int32]
+Draws = Callable[[Rows, NDArray[np.intp]], Ints]
+"""Returns the token that each of these rows draws, [n] int32."""
+
+SECRET = bytes(32)  # which block hashes are equal does not depend on it
+LOOK_SECONDS = 1.0  # between two looks at an engine whose waiting requests can only time out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Launched:
+    """A step in flight. ends: when its result comes, in seconds."""
+
+    ends: float
+    plan: StepPlan
+    result: StepResult
+
+
+class SimulatedEngine:
+    """One engine. It does something at `due`: `wake` it then, not before.
+
+    Attributes:
+        scheduler: Its scheduler.
+        due: Seconds on the virtual clock; infinity where it waits for events.
+        busy: Seconds in which a step ran.
+        slowness: Factor of the time of steps that are yet to be planned.
+    """
+
+    def __init__(self, blueprint: Blueprint, costs: StepCosts, draws: Draws, kv_events: bool = False) -> None:
+        """Makes an engine without work.
+
+        Args:
+            blueprint: Of its scheduler. Drafts are not simulated.
+            costs: Of its steps.
+            draws: Draws tokens.
+            kv_events: Whether outputs report the changes of its prefix cache.
+        """
+        blueprint = replace(blueprint, settings=replace(blueprint.settings, draft_tokens=0))
+        cache = blueprint.cache()
+        if kv_events and blueprint.prefix_cache:
+            cache.prefix.index.log = KVEventLog()
+        hasher = BlockHasher(SECRET, b"", blueprint.layout.page_size) if blueprint.prefix_cache else None
+        self.scheduler = blueprint.scheduler(cache, hasher)
+        self._depth, self._costs, self._draws = blueprint.settings.depth, costs, draws
+        self._events: list[Event] = []
+        self._flying: deque[_Launched] = deque()
+        self.due, self.busy, self.slowness = math.inf, 0.0, 1.0
+
+    def put(self, event: Event, now: float) -> None:
+        """Gives it an event, which it looks at before its next plan. now: seconds."""
+        self._events.append(event)
+        if not self._flying:
+            self.due = now
+
+    def wake(self, now: float) -> StepOutputs | None:
+        """Ends the step whose result comes now, and plans as many as may be in flight.
+
+        Args:
+            now: Seconds: `due`.
+
+        Returns:
+            Outputs of the step, or of no step where there is other news.
+        """
+        scheduler, outputs = self.scheduler, None
+        if self._flying and self._flying[0].ends <= now:
+            outputs = scheduler.commit(self._flying.popleft().result, now)
+        while len(self._flying) < self._depth:
+            events, self._events = self._events, []
+            if (plan := scheduler.schedule(now, events)) is None:
+                break
+            seconds = self._costs.seconds(plan.slices) * self.slowness
+            begins = self._flying[-1].ends if self._flying else now
+            self._flying.append(_Launched(begins + seconds, plan, self._result(plan)))
+            self.busy += seconds
+        if outputs is None and not self._flying:
+            outputs = scheduler.commit(None, now)
+        self.due = self._flying[0].ends if self._flying else self._idle_due(now)
+        return outputs
+
+    def _idle_due(self, now: float) -> float:
+        if self.scheduler.has_news:
+            return now
+        return now + LOOK_SECONDS if self.scheduler.has_work else math.inf
+
+    def _result(self, plan: StepPlan) -> StepResult:
+        tokens = self._draws(self.scheduler.rows, plan.logits[:, 1].astype(np.intp))
+        n = len(tokens)
+        chosen = np.zeros(n, np.float32), np.ones(n, np.int32)
+        return StepResult(
+            plan.step, tokens, Logprobs(*chosen, np.empty((n, 0), np.int32), np.empty((n, 0), np.float32))
+        )

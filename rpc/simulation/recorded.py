@@ -1,0 +1,190 @@
+"""What a recorded time would have been with other settings: its requests, the scheduler itself, a modelled clock.
+
+The simulation runs the scheduler itself, on a clock that goes on by the costs of each step, which are fitted to the
+recorded steps. A request comes when it came, draws what it drew, and its client leaves as
+long after its arrival as it did. Two simulations of one recording are equal.
+
+What it does not model: faults, time outside of the engine, swaps to the host, tokens that a constraint forced (each is
+drawn), and clients that would have done otherwise. `Trace.serving` says how the recorded time was, so that a simulation
+with the same settings shows what the model is worth.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpc.simulation.cluster import Cluster
+from rpc.simulation.deployment import Deployment
+from rpc.simulation.engine import Draws, Ints
+from rpc.simulation.served import Ledger, Serving
+from rpc.simulation.traffic import Timed
+from scheduler.blueprint import Blueprint
+from scheduler.events import Abort, Event, Ready, StepOutputs, Submit
+from scheduler.profile import Profile
+from scheduler.replaying import Recording, RecordingError, Replay
+from scheduler.rows import Rows
+from scheduler.stand_ins import FILLER
+from scheduler.step import StepPlan
+from scheduler.step_costs import StepCosts, StepWork
+from scheduler.step_time import StepTime
+
+ALL_STEPS = 1.0  # memory of the fit: the first step counts as the last one
+
+
+@dataclass(slots=True, eq=False)
+class TracedRequest:
+    """A request of a recording.
+
+    Attributes:
+        at: Seconds at which it came: in the middle of the step that ran meanwhile, as the recording does not say when.
+        submit: Its event. Its attempt is its number among the requests, from 0.
+        ready: Seconds from its arrival until its grammar or processors were ready; 0 without any.
+        tokens: Output tokens by sequence and position.
+        left: Seconds from its arrival until its client left, and the sequence that it left; None for all of them.
+    """
+
+    at: float
+    submit: Submit
+    ready: float = 0.0
+    tokens: dict[tuple[int, int], int] = field(default_factory=dict)
+    left: list[tuple[float, int | None]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Parts of a recording that a simulation needs.
+
+    Attributes:
+        blueprint: Of the recorded scheduler.
+        requests: By number, in order of arrival.
+        costs: Fitted to the recorded steps.
+        errors: [steps] float64. By how much of its time each step's prediction is wrong.
+        serving: How the recorded time was served.
+    """
+
+    blueprint: Blueprint
+    requests: Mapping[int, TracedRequest]
+    costs: StepCosts
+    errors: NDArray[np.float64]
+    serving: Serving
+
+    def profile(self, name: str) -> Profile:
+        """Returns the recorded engine. Its context is the longest sequence that its pool holds."""
+        made, steps = self.blueprint, len(self.errors)
+        source = f"Fitted to {steps:,} recorded steps; half of them are predicted within {np.median(self.errors):.1%}."
+        context = made.layout.tokens_in(made.pages, made.settings.ahead) + 1
+        return Profile(name, source if steps else "No step was recorded.", context, self.costs, made)
+
+    @staticmethod
+    def of(recording: Recording) -> "Trace":
+        """Replays a recording.
+
+        Raises:
+            RecordingError: It is none of this version, does not replay to the same plans, or has a beam search.
+        """
+        numbers = {attempt: number for number, attempt in enumerate(recording.attempts)}
+        replay, ledger, time = Replay(recording), Ledger(len(numbers)), StepTime(ALL_STEPS)
+        requests = dict[int, TracedRequest]()
+        launched, last, busy = deque[tuple[float, StepPlan]](), -math.inf, 0.0
+        steps = list[tuple[StepWork, float]]()
+        before = math.inf  # time of the call before that planned a step, while which others came
+        for call in replay:
+            outputs = None if call.outputs is None else _numbered(call.outputs, numbers)
+            if outputs is not None:
+                ledger.take(outputs, call.now)
+            for event in call.events:
+                came = (min(before, call.now) + call.now) / 2
+                if isinstance(event, Submit):
+                    ledger.arrive(numbers[event.attempt], came)
+                _trace(requests, numbers, event, came)
+            if call.plan is not None:
+                launched.append((call.now, call.plan))
+            if outputs is None:
+                before = math.inf if call.plan is None else call.now
+                continue
+            for i, number in enumerate(outputs.attempts.tolist()):
+                place = int(outputs.indices[i]), int(outputs.positions[i])
+                requests[number].tokens[place] = int(outputs.tokens[i])
+            if outputs.step_seconds:
+                began, plan = launched.popleft()
+                seconds, last = call.now - max(began, last), call.now
+                time.observe(plan.slices, seconds)
+                steps.append((StepWork.of(plan.slices), seconds))
+                busy += seconds
+        if replay.difference is not None:
+            raise RecordingError(f"step {replay.difference.step} differs: another version has decided otherwise")
+        first = min((one.at for one in requests.values()), default=0.0)
+        stats, lasted = replay.scheduler.stats(), max(last - first, 0.0)
+        counts = stats.preemptions, stats.prefix_hits, stats.prefix_queries
+        predicted, took = np.array([(time.expected(work), seconds) for work, seconds in steps]).reshape(-1, 2).T
+        errors = np.abs(predicted - took) / np.maximum(took, 1e-9)
+        serving = Serving(ledger, lasted, *counts, busy, lasted)
+        return Trace(recording.blueprint, requests, time.costs(), errors, serving)
+
+
+def _numbered(outputs: StepOutputs, numbers: Mapping[int, int]) -> StepOutputs:
+    """Returns outputs with numbers of requests in place of attempts."""
+    attempts = np.array([numbers[attempt] for attempt in outputs.attempts.tolist()], np.int64)
+    ends = tuple(replace(end, attempt=numbers[end.attempt]) for end in outputs.ends)
+    return replace(outputs, attempts=attempts, ends=ends)
+
+
+def _trace(requests: dict[int, TracedRequest], numbers: Mapping[int, int], event: Event, now: float) -> None:
+    if isinstance(event, Submit):
+        if event.request.beam is not None:
+            raise RecordingError("it has a beam search, whose draws depend on the schedule's own results")
+        number = numbers[event.attempt]
+        requests[number] = TracedRequest(now, replace(event, attempt=number))
+    elif isinstance(event, Ready) and (one := requests.get(numbers.get(event.attempt, -1))) is not None:
+        one.ready = one.ready or now - one.at
+    elif isinstance(event, Abort) and (one := requests.get(numbers.get(event.attempt, -1))) is not None:
+        one.left.append((now - one.at, event.index))
+
+
+def simulate(trace: Trace, blueprint: Blueprint | None = None, replicas: int = 1) -> Serving:
+    """Serves the requests of a recorded time with other settings.
+
+    Args:
+        trace: The recorded time.
+        blueprint: Of the simulated schedulers; None for the recorded one.
+        replicas: Engines.
+
+    Returns:
+        How they were served.
+    """
+    deployment = Deployment(blueprint or trace.blueprint, trace.costs, replicas)
+    return Cluster(deployment, recorded_traffic(trace), recorded_draws(trace)).run()
+
+
+def recorded_traffic(trace: Trace) -> list[Timed]:
+    """Returns what clients did in a recorded time."""
+    return [timed for one in trace.requests.values() for timed in _events(one)]
+
+
+def recorded_draws(trace: Trace) -> Callable[[Ledger], Draws]:
+    """Returns what makes the draws of the recorded tokens, for a simulation's ledger."""
+    tokens = {number: one.tokens for number, one in trace.requests.items()}
+
+    def of(ledger: Ledger) -> Draws:
+        def draws(rows: Rows, drawing: NDArray[np.intp]) -> Ints:
+            positions = rows.length[drawing] - rows.prompt[drawing] - 1
+            each = zip(rows.attempt[drawing].tolist(), rows.index[drawing].tolist(), positions.tolist(), strict=True)
+            drawn = [tokens[ledger.request_of(one)].get((index, position), FILLER) for one, index, position in each]
+            return np.array(drawn, np.int32)
+
+        return draws
+
+    return of
+
+
+def _events(one: TracedRequest) -> Iterator[Timed]:
+    """Yields what comes of a request."""
+    number = one.submit.attempt
+    yield Timed(one.at, number, one.submit)
+    yield Timed(one.at + one.ready, number, Ready(number))  # ignored where nothing waits for it
+    for after, index in one.left:
+        yield Timed(one.at + after, number, Abort(number, index))

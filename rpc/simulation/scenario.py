@@ -1,0 +1,94 @@
+"""What is simulated: traffic, and the deployment that serves it, as settings say."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rpc.engines.recordings import read_recording
+from rpc.loadgen.traces import read_trace, scaled, shrink_of
+from rpc.simulation.changes import Changes
+from rpc.simulation.cluster import Cluster, fillers
+from rpc.simulation.deployment import Deployment
+from rpc.simulation.engine import Draws
+from rpc.simulation.faults import read_faults
+from rpc.simulation.recorded import Trace, recorded_draws, recorded_traffic
+from rpc.simulation.served import Ledger
+from rpc.simulation.settings import DeploymentSettings, EngineSettings, TrafficSettings
+from rpc.simulation.traffic import Timed, submits
+from scheduler.profile import Profile, read_profile
+from scheduler.settings import ScalingSettings
+
+PROFILE = "llama-3.1-8b-h100"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scenario:
+    """A simulation that can be run.
+
+    Attributes:
+        deployment: Engines, router and faults.
+        traffic: Events of clients.
+        draws_of: Makes what draws tokens.
+        engine: Name of the engine's profile.
+        source: Where its costs come from.
+        shrink: Factor of the lengths in the trace, so that the longest request fits the engine.
+    """
+
+    deployment: Deployment
+    traffic: Sequence[Timed]
+    draws_of: Callable[[Ledger], Draws]
+    engine: str
+    source: str
+    shrink: float = 1.0
+
+    def cluster(self) -> Cluster:
+        """Returns a new simulation."""
+        return Cluster(self.deployment, self.traffic, self.draws_of)
+
+
+def scenario_of(
+    traffic: TrafficSettings,
+    engines: EngineSettings,
+    changes: Changes,
+    deployment: DeploymentSettings | None = None,
+    scaling: ScalingSettings | None = None,
+) -> Scenario:
+    """Reads a scenario's files.
+
+    Args:
+        traffic: Its requests.
+        engines: Its engines and its router.
+        changes: Of the engines' settings.
+        deployment: Number of engines and faults; None for one engine without.
+        scaling: Of the number of engines; None keeps it.
+
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: A setting or a file is not valid.
+    """
+    number = deployment or DeploymentSettings()
+    faults = () if number.faults is None else tuple(read_faults(Path(number.faults)))
+
+    def made(profile: Profile) -> Deployment:
+        return Deployment(
+            changes.of(profile.blueprint), profile.costs, number.replicas, scaling or ScalingSettings(),
+            engines.router, number.start, number.failover, faults, engines.seed,
+        )  # fmt: skip
+
+    if traffic.recorded:
+        trace = Trace.of(read_recording(Path(traffic.trace)))
+        known = trace.profile(Path(traffic.trace).name)
+        profile = known if engines.profile is None else read_profile(engines.profile)
+        events = [
+            replace(one, at=one.at / traffic.speed)
+            for one in recorded_traffic(trace)
+            if traffic.requests is None or one.request < traffic.requests
+        ]
+        return Scenario(made(profile), events, recorded_draws(trace), profile.name, profile.source)
+    profile = read_profile(engines.profile or PROFILE)
+    arrivals = read_trace(traffic.trace, traffic.requests, traffic.format)
+    shrink = shrink_of(arrivals, profile.longest)
+    fitting = scaled(arrivals, profile.longest, traffic.speed)
+    page_size = profile.blueprint.layout.page_size
+    timed = submits(fitting, page_size, shrink, traffic.deadline)
+    return Scenario(made(profile), timed, fillers, profile.name, profile.source, shrink)

@@ -1,0 +1,189 @@
+"""How simulated requests were served: times and counts, and the figures that are made of them."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.events import EndReason, StepOutputs
+
+Floats = NDArray[np.float64]
+WHOLE = (EndReason.STOP, EndReason.LENGTH)
+REFUSED = (EndReason.QUEUE_FULL, EndReason.QUEUE_TIMEOUT)
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Latencies that a request should keep, in seconds; None for no target.
+
+    Attributes:
+        ttft: From its arrival to its first token.
+        itl: Mean time between two tokens after that.
+    """
+
+    ttft: float | None = None
+    itl: float | None = None
+
+
+class Ledger:
+    """Books how requests are served, from the outputs of engines.
+
+    Attributes:
+        came: [n] float64. Seconds at which each request came; NaN for one that has not.
+        first: [n] float64. When its first token came; NaN without one.
+        last: [n] float64. When its last token came.
+        tokens: [n] int64. Output tokens.
+        reasons: Why requests ended, by number; one whose client left has none.
+    """
+
+    def __init__(self, count: int) -> None:
+        """count: requests."""
+        self.came, self.first, self.last = (np.full(count, np.nan) for _ in range(3))
+        self.tokens = np.zeros(count, np.int64)
+        self.reasons: dict[int, EndReason] = {}
+        self._owner = np.arange(count)  # request of each attempt
+        self._gaps: list[Floats] = []
+
+    def again(self, request: int) -> int:
+        """Opens another attempt of a request. Returns its number."""
+        self._owner = np.append(self._owner, request)
+        return len(self._owner) - 1
+
+    def request_of(self, attempt: int) -> int:
+        return int(self._owner[attempt])
+
+    def arrive(self, request: int, now: float) -> None:
+        self.came[request] = now
+
+    def take(self, outputs: StepOutputs, now: float) -> tuple[Floats, Floats]:
+        """Books a step.
+
+        Args:
+            outputs: Of the step.
+            now: Seconds at which they came.
+
+        Returns:
+            Seconds to the first token of requests that had none before, and seconds since the token before of others.
+        """
+        firsts, gaps = np.empty(0), np.empty(0)
+        if len(outputs.attempts):
+            each = self._owner[outputs.attempts]
+            requests, counts = np.unique(each, return_counts=True) if _repeats(outputs) else (each, 1)
+            fresh = np.isnan(self.first[requests])
+            self.first[requests[fresh]] = now
+            firsts = now - self.came[requests[fresh]]
+            gaps = now - self.last[requests[~fresh]]
+            self._gaps.append(gaps)
+            self.last[requests] = now
+            self.tokens[requests] += counts
+        for end in outputs.ends:
+            self.reasons[self.request_of(end.attempt)] = end.reason
+        return firsts, gaps
+
+    @property
+    def gaps(self) -> Floats:
+        """Seconds between two tokens, of all requests. Tokens that came together count as one."""
+        return np.concatenate(self._gaps) if self._gaps else np.empty(0)
+
+
+def _repeats(outputs: StepOutputs) -> bool:
+    """Whether a request may have several tokens in a step: of several sequences, or by drafts or jumps."""
+    attempts = outputs.attempts
+    return bool(outputs.indices.any() or (attempts[1:] == attempts[:-1]).any())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Serving:
+    """How a time was served.
+
+    Attributes:
+        ledger: Of its requests.
+        seconds: From the first arrival to the end of the last request.
+        preemptions: Sequences that lost their rows.
+        hits: Prompt tokens that were in a prefix cache, of `queries` that were looked up.
+        queries: See `hits`.
+        busy: Seconds in which a step ran, the sum over engines.
+        engine_seconds: Seconds that engines were there, the sum over engines.
+    """
+
+    ledger: Ledger
+    seconds: float
+    preemptions: int
+    hits: int
+    queries: int
+    busy: float
+    engine_seconds: float
+
+    @property
+    def firsts(self) -> Floats:
+        """Seconds to the first token, of requests that had one."""
+        seconds = self.ledger.first - self.ledger.came
+        return seconds[~np.isnan(seconds)]
+
+    @property
+    def others(self) -> Floats:
+        """Mean seconds of a token after the first one, of requests that had several tokens."""
+        ledger = self.ledger
+        several = ledger.tokens > 1
+        return (ledger.last - ledger.first)[several] / (ledger.tokens[several] - 1)
+
+    def met(self, targets: Targets) -> float:
+        """Returns the share of requests that were served to their end within targets, of all that came."""
+        ledger = self.ledger
+        whole = np.zeros(len(ledger.came), np.bool_)
+        whole[[request for request, reason in ledger.reasons.items() if reason in WHOLE]] = True
+        if targets.ttft is not None:
+            whole &= ledger.first - ledger.came <= targets.ttft
+        if targets.itl is not None:
+            whole &= ledger.last - ledger.first <= targets.itl * np.maximum(ledger.tokens - 1, 0) + 1e-9
+        return float(whole.mean()) if len(whole) else 0.0
+
+    def digest(self) -> str:
+        """Returns a hash of all times and counts: equal simulations have equal ones."""
+        ledger, found = self.ledger, hashlib.sha256()
+        for times in (ledger.came, ledger.first, ledger.last, ledger.tokens, ledger.gaps):
+            found.update(times.tobytes())
+        found.update(repr(sorted((request, reason.value) for request, reason in ledger.reasons.items())).encode())
+        found.update(repr((self.preemptions, self.hits, self.queries)).encode())
+        return found.hexdigest()[:16]
+
+    def figures(self) -> dict[str, float]:
+        """Returns figures by name."""
+        ledger, reasons = self.ledger, list(self.ledger.reasons.values())
+        whole = [request for request, reason in ledger.reasons.items() if reason in WHOLE]
+        lasted = (ledger.last - ledger.came)[whole]
+        tokens = int(ledger.tokens.sum())
+        return {
+            "requests": len(ledger.came),
+            "refused": sum(reason in REFUSED for reason in reasons),
+            "failed": sum(reason not in (*REFUSED, *WHOLE, EndReason.FINISHED) for reason in reasons),
+            "seconds": self.seconds,
+            "busy part": self.busy / self.engine_seconds if self.engine_seconds else 0.0,
+            "tokens a second": tokens / self.seconds if self.seconds else 0.0,
+            **_percentiles("first token, s", self.firsts),
+            **_percentiles("a token after it, s", self.others),
+            **_percentiles("between two tokens, s", self.ledger.gaps),
+            **_percentiles("whole request, s", lasted[~np.isnan(lasted)]),
+            "preemptions": self.preemptions,
+            "prefix hits": self.hits / self.queries if self.queries else 0.0,
+        }
+
+
+def _percentiles(name: str, values: Floats) -> dict[str, float]:
+    found = np.percentile(values, PERCENTILES).tolist() if len(values) else [math.nan] * len(PERCENTILES)
+    return {f"{name}, p{percent}": value for percent, value in zip(PERCENTILES, found, strict=True)}
+
+
+def finite(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """Returns figures for `json`, which has no NaN."""
+    return {name: None if math.isnan(value) else value for name, value in figures.items()}
+
+
+def summed(values: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
+    """Returns the sums of three counts."""
+    found = np.array([*values], np.int64).reshape(-1, 3).sum(axis=0)
+    return int(found[0]), int(found[1]), int(found[2])

@@ -1,0 +1,56 @@
+"""Requests of a simulation, made of a trace's arrivals.
+
+Which prompts begin alike is all that the prefix cache sees of their text. So a prompt has one and the same token
+everywhere but at the end of each page, where it has a number of the trace's block there, or one of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cache_manager.block_hash import Scope
+from rpc.loadgen.traces import BLOCK, Arrival
+from scheduler.controls import Controls
+from scheduler.events import Event, Submit
+from scheduler.request import Request
+from scheduler.stand_ins import FILLER
+
+CONTROLS = Controls(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0)
+SPREAD = 1_000_003  # odd: its multiples differ modulo a power of two
+TOKENS = 2**31
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timed:
+    """An event and the seconds at which it comes. request: its number, which is that of its first attempt."""
+
+    at: float
+    request: int
+    event: Event
+
+
+def submits(
+    arrivals: Sequence[Arrival], page_size: int, shrink: float = 1.0, deadline: float | None = None
+) -> list[Timed]:
+    """Returns the requests of a trace.
+
+    Args:
+        arrivals: In order, with lengths that fit the engine.
+        page_size: Tokens of a page.
+        shrink: Factor by which their lengths were multiplied.
+        deadline: Seconds that each client waits for its whole output; None: as long as it takes.
+    """
+    return [
+        Timed(one.at, number, Submit(number, _request(number, one, page_size, shrink, deadline)))
+        for number, one in enumerate(arrivals)
+    ]
+
+
+def _request(number: int, one: Arrival, page_size: int, shrink: float, deadline: float | None) -> Request:
+    prompt = np.full(one.prompt, FILLER, np.int32)
+    ends = np.arange(page_size - 1, one.prompt, page_size)
+    blocks = np.minimum(ends / (BLOCK * shrink), max(0, len(one.blocks) - 1)).astype(np.int64)
+    text = np.array(one.blocks, np.int64)[blocks] if one.blocks else np.full(len(ends), number)
+    prompt[ends] = (text * SPREAD + ends) % TOKENS
+    return Request(prompt, one.output, (), CONTROLS, scope=Scope(), deadline=deadline)

@@ -1,0 +1,145 @@
+"""`quire simulate`, `quire plan` and `quire calibrate`, as they are called."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rpc.simulation.recorded import Trace
+from scheduler.profile import Profile
+from scheduler.replaying import Recording
+from tests.rpc.test_recordings import run
+from tests.scheduler.test_step_time import CPU
+from tests.simulation.test_engine import COSTS, made
+from tests.simulation.test_recorded import blueprint, served, submits
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "engine.json"
+    patient = replace(made(), pages=400)
+    path.write_text(json.dumps(Profile("small", "made up", 4096, COSTS, patient).to_json()))
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Of Mooncake's format: 40 requests, of which each fourth begins like another."""
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 100 * n, "input_length": 600, "output_length": 20, "hash_ids": [n % 4, 100 + n]}
+        for n in range(40)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    path = tmp_path / "engine.rec"
+    path.write_text("".join(served_lines()))
+    return path
+
+
+def served_lines() -> list[str]:
+    lines: list[str] = []
+    served(submits(30, 8.0, 3), blueprint(), CPU, lines)
+    return lines
+
+
+def test_two_runs_give_one_digest_and_another_seed_another(trace: Path, profile: Path) -> None:
+    asked = ("simulate", "--trace", str(trace), "--profile", str(profile), "--replicas", "3", "--router", "random")
+    first, second, other = (json.loads(run(*asked, "--seed", seed, "--json").stdout) for seed in ("1", "1", "2"))
+    assert first == second
+    assert first["digest"] != other["digest"]
+    assert first["engine"] == "small"
+    assert first["figures"]["requests"] == 40
+    assert first["figures"]["failed"] == 0
+
+
+def test_the_page_needs_no_other_file(trace: Path, profile: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = run(
+        "simulate",
+        "--trace",
+        str(trace),
+        "--profile",
+        str(profile),
+        "--slo",
+        "ttft=500ms,itl=0.1s",
+        "--html",
+        str(page),
+    )
+    assert done.exit_code == 0, done.stderr
+    text = page.read_text()
+    assert "within targets" in text
+    assert "<svg" in text
+    assert not re.search(r"<script|(?:src|href)=\"(?!#)", text)
+
+
+def test_faults_and_autoscaling_are_simulated(trace: Path, profile: Path, tmp_path: Path) -> None:
+    faults = tmp_path / "faults.json"
+    faults.write_text('[{"at": 1, "kind": "kill", "engine": 0}, {"at": 0, "kind": "slow", "engine": 1, "seconds": 2, '
+                      '"factor": 3}]')  # fmt: skip
+    asked = ("simulate", "--trace", str(trace), "--profile", str(profile), "--replicas", "2", "--json")
+    calm = json.loads(run(*asked).stdout)["figures"]
+    found = json.loads(run(*asked, "--faults", str(faults), "--max-replicas", "3").stdout)["figures"]
+    assert (found["requests"], found["refused"], found["failed"]) == (40, 0, 0)
+    assert found["first token, s, p99"] > calm["first token, s, p99"]
+
+
+def test_a_recording_gives_what_replay_says(recording: Path) -> None:
+    asked = ("--pages", "+50%", "--json")
+    simulated = json.loads(run("simulate", "--trace", str(recording), *asked).stdout)["figures"]
+    replayed = json.loads(run("replay", str(recording), *asked).stdout)["with changes"]
+    assert simulated == replayed
+
+
+def test_a_calibrated_profile_stands_for_the_recorded_engine(recording: Path, trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    done = run("calibrate", str(recording), "--output", str(path), "--name", "mine")
+    assert done.exit_code == 0, done.stderr
+    assert re.fullmatch(r".*mine\.json: Fitted to \d+ recorded steps; half .* within \d+\.\d%\.\n", done.stdout)
+    written = Profile.from_json(json.loads(path.read_text()))
+    known = Trace.of(Recording.parse(served_lines()))
+    assert (written.name, written.costs, written.blueprint) == ("mine", known.costs, known.blueprint)
+    found = json.loads(run("simulate", "--trace", str(trace), "--profile", str(path), "--json").stdout)
+    assert found["engine"] == "mine"
+    assert found["shrink"] == 1.0
+
+
+def test_a_plan_names_the_fewest_and_shows_changes(trace: Path, profile: Path) -> None:
+    asked = ("plan", "--trace", str(trace), "--profile", str(profile), "--slo", "ttft=300ms", "--percentile", "90")
+    done = run(*asked, "--most", "6")
+    assert done.exit_code == 0, done.stderr
+    answer = json.loads(run(*asked, "--most", "6", "--json").stdout)
+    assert f"{answer['replicas']} engines serve 90 % of the requests within ttft=300ms" in done.stdout
+    assert {one["change"] for one in answer["trials"]} >= {"", "+50% pages", "policy deadline"}
+    few = run(*asked, "--most", "1", "--percentile", "100")
+    assert few.exit_code == 1
+    assert "1 engines do not serve 100 %" in few.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--trace", "missing.csv"), "missing.csv"),
+        (("--trace", "missing.rec"), "missing.rec"),
+        (("--format", "best"), "--format is 'best', must be one of azure, mooncake, recorded"),
+        (("--speed", "0"), "--speed is 0.0, must be above 0"),
+        (("--profile", "best"), "best is neither a file nor one of the profiles llama-3.1-8b-h100"),
+        (("--router", "best"), "--router is 'best', must be one of cost, least-requests, random, round-robin"),
+        (("--slo", "ttft=fast"), "--slo is 'ttft=fast', must be ttft=TIME, itl=TIME or both"),
+        (("--faults", "missing.json"), "missing.json"),
+        (("--start-seconds", "-1"), "--start-seconds is -1.0, must be a number of seconds, at least 0"),
+        (("--pages", "10"), "--pages"),
+    ],
+)
+def test_wrong_settings_are_refused(trace: Path, profile: Path, arguments: tuple[str, str], message: str) -> None:
+    base = {"--trace": str(trace), "--profile": str(profile)} | dict([arguments])
+    done = run("simulate", *(word for pair in base.items() for word in pair))
+    assert done.exit_code == 1
+    assert done.stderr.startswith("quire: ")
+    assert message.removeprefix("--pages") in done.stderr
