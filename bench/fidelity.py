@@ -10,6 +10,7 @@ python -m bench.fidelity [--model llama-135m] [--loads 0.5,0.8,1.5]
 """
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -30,6 +31,7 @@ from rpc.loadgen.native import Native
 from rpc.loadgen.run import run_load
 from rpc.loadgen.settings import LoadSettings
 from rpc.loadgen.traces import KNOWN, Arrival, read_trace, scaled, shrink_of
+from rpc.paths import demo_directory
 from rpc.simulation.cluster import Cluster
 from rpc.simulation.deployment import Deployment
 from rpc.simulation.recorded import Trace
@@ -111,6 +113,7 @@ def main(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         directory = write_model(folder, MODELS[model] | {"max_position_embeddings": CONTEXT})
+        shutil.copy(demo_directory() / "tokenizer.json", directory)  # prompts are sent as tokens; any will do
         flags = ("--model", str(directory), "--dtype", "bfloat16", "--max-queue-time", "600")
         for trace in TRACES:
             (made := folder / trace).mkdir()

@@ -73,10 +73,11 @@ class Ledger:
         if len(outputs.attempts):
             each = self._owner[outputs.attempts]
             requests, counts = np.unique(each, return_counts=True) if _repeats(outputs) else (each, 1)
-            fresh = np.isnan(self.first[requests])
-            self.first[requests[fresh]] = now
-            firsts = now - self.came[requests[fresh]]
-            gaps = now - self.last[requests[~fresh]]
+            gaps = now - self.last[requests]
+            fresh = np.isnan(gaps)
+            if fresh.any():
+                self.first[requests[fresh]] = now
+                firsts, gaps = now - self.came[requests[fresh]], gaps[~fresh]
             self._gaps.append(gaps)
             self.last[requests] = now
             self.tokens[requests] += counts
