@@ -146,12 +146,13 @@ def check_ids(name: str, ids: Sequence[int], most: int, limits: Limits) -> None:
 
 
 def check_structured(spec: Spec, structured: Structured, limits: Limits) -> None:
-    """Checks a constraint's size, and that nothing beside it ends the output elsewhere. Raises InvalidRequest."""
+    """Checks a constraint's size, and that nothing beside it ends the output elsewhere. Raises InvalidRequest.
+
+    A stop string ends it only where it is complete.
+    """
     size, most = len(structured.text.encode()), limits.request.structured_output_bytes
     require(size <= most, structured.path, f"{size} bytes", f"at most {most} bytes")
     _check_ends(spec, FIELD)
-    stop = spec.stopping.stop
-    require(stop == (), "stopping.stop", stop, f"does not go with {FIELD}, which says where the output ends")
     require(limits.structured_output, structured.path, structured.text, NEEDED)
 
 

@@ -88,6 +88,27 @@ class GrammarChecker:
             raise GrammarRefused(str(found), found.field)
         return found
 
+    def is_complete(self, constraint: Constraint, text: str) -> bool:
+        """Returns whether a text is a complete output. Answers are not cached: each is of one output.
+
+        Args:
+            constraint: A constraint that `grammar` has accepted.
+            text: The text, with marks in place of special tokens.
+
+        Raises:
+            GrammarUnchecked: The process cannot be started, or dies, or the text takes too much time.
+            RuntimeError: The checker is closed.
+        """
+        with self._asking:
+            try:
+                answer = self._answer(constraint, text)
+            except BaseException:  # as in `grammar`
+                self._end()
+                raise
+        if isinstance(answer, GrammarRefused):
+            raise GrammarUnchecked(f"an output could not be compared with its constraint: {answer}")
+        return "complete" in answer
+
     @property
     def busy(self) -> bool:
         """Whether the process has a constraint to answer."""
@@ -111,17 +132,20 @@ class GrammarChecker:
                 self._cached.popitem(last=False)
 
     def _ask(self, constraint: Constraint) -> Checked | GrammarRefused:
-        line = json.dumps({"kind": constraint.kind, "text": constraint.text})
+        answer = self._answer(constraint)
+        if isinstance(answer, GrammarRefused):
+            return answer
+        return Checked(answer["grammar"], answer.get("short"), "sure" in answer, answer.get("closing", ""))
+
+    def _answer(self, constraint: Constraint, output: str | None = None) -> dict[str, str] | GrammarRefused:
+        """Returns the process's answer about a constraint, or with `output` about one of its outputs."""
+        line = json.dumps({"kind": constraint.kind, "text": constraint.text, "output": output})
         for _ in range(TRIES):
             answer, code = self._exchange(line)
             if answer is not None:
                 if "unsound" in answer:
                     self._end()
-                return (
-                    Checked(answer["grammar"], answer.get("short"), "sure" in answer, answer.get("closing", ""))
-                    if "grammar" in answer
-                    else _refused(answer)
-                )
+                return _refused(answer) if "refused" in answer else answer
             if code == -signal.SIGPROF:
                 return GrammarRefused(f"it takes more than {SECONDS:g} s to compile")
             if code in CRASHES:

@@ -4,7 +4,8 @@ Each line of JSON on standard input is answered by a line on standard output. Th
 bytes of address space, `seconds` is processor time for each constraint. Its answer is {}. Each other line has `kind`
 and `text` of a constraint. Its answer has `grammar`, which an engine compiles, or `refused`, which says why there is
 none. `model.inputs.grammar_checker.Checked` describes the rest of it. With `unsound` the process's state is not trusted
-any more.
+any more. A line that has `output` too asks whether that is a complete output of the constraint: the answer has
+`complete` where it is.
 
 A constraint that takes too long ends the process with SIGPROF. The end of the input ends it as well.
 """
@@ -37,6 +38,7 @@ TOKENS, SLOW = 24, 0.05  # that are drawn; seconds of processor time for one, wh
 DRAWING_SECONDS = 0.1  # for all of them
 TAGS_SECONDS = 0.2  # for what is drawn of all structural tags, and for their short forms
 ENDLESS = "no end of it was found: its last terminal may take the end marker too, where a regex stops at the first one"
+MOST_COMPILED = 8  # matchers that are kept, of 4 MiB for a large schema
 STACK = 4 * 2**20  # bytes; engines have 8 MiB
 
 
@@ -192,19 +194,46 @@ def trial_ids(form: OutputForm) -> dict[str, int]:
     return {mark: FIRST_SPECIAL + i for i, mark in enumerate(form.ids)}
 
 
+def form_of(kind: str, text: str) -> OutputForm:
+    """Returns the form of a constraint of any kind."""
+    return OutputForm.of_text(text) if kind == OUTPUT else OutputForm(None, None, answer=(kind, text))
+
+
+def compiled(kind: str, form: OutputForm) -> tuple[str, LLMatcher]:
+    """Returns the grammar of a constraint and its matcher. Raises GrammarRefused."""
+    if kind == OUTPUT:
+        made, matcher = output_grammar(form)
+        return made.text(form.ids), matcher
+    if form.answer is None:
+        raise ValueError("a constraint of this kind has an answer")
+    grammar = grammar_of_any(*form.answer)
+    return grammar, try_grammar(grammar, tokenizer_of(0))
+
+
+@lru_cache(MOST_COMPILED)
+def matcher_of(kind: str, text: str) -> tuple[LLMatcher, list[str]]:
+    """Returns the matcher of a constraint that was accepted, and the marks of its special tokens."""
+    form = form_of(kind, text)
+    return compiled(kind, form)[1], list(form.ids)
+
+
+def is_complete(kind: str, text: str, output: str) -> bool:
+    """Returns whether a marked text is a complete output of a constraint."""
+    matcher, marks = matcher_of(kind, text)
+    tokens, behind = encoded(output, marks), matcher.deep_copy()
+    return behind.try_consume_tokens(tokens) == len(tokens) and behind.is_accepting()
+
+
 def answer_to(line: str) -> dict[str, str]:
     """Returns the answer to a line."""
     try:
         asked = json.loads(line)
         kind, text = asked["kind"], asked["text"]
-        form = OutputForm.of_text(text) if kind == OUTPUT else OutputForm(None, None, answer=(kind, text))
+        if (output := asked.get("output")) is not None:
+            return {"complete": "1"} if is_complete(kind, text, output) else {}
+        form = form_of(kind, text)
         try:
-            if kind == OUTPUT:
-                made, matcher = output_grammar(form)
-                grammar = made.text(form.ids)
-            else:
-                grammar = grammar_of_any(kind, text)
-                matcher = try_grammar(grammar, tokenizer_of(0))
+            grammar, matcher = compiled(kind, form)
         except GrammarRefused as refused:
             raise named(refused, form.answer) from None
         try_tokens(matcher)

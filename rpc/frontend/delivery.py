@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rpc.frontend.beam_results import BeamResultReader
+from rpc.frontend.end_questions import EndQuestions
 from rpc.frontend.errors import RequestFailed, internal
 from rpc.frontend.live import Arrivals, Live
 from rpc.frontend.output import StepTokens
@@ -60,11 +61,17 @@ class Delivery:
         self._live, self._requests, self._backlog = live, requests, backlog
         self._metrics, self._slo = metrics, slo
         self._beam_results = BeamResultReader(pacer, self._observe, requests.has_ended, self._unreadable)
+        self._questions = EndQuestions(self._observe, self._stopped, self._went_on, requests.cut_off, self._unreadable)
 
     @property
     def results_being_read(self) -> int:
         """Count of beam searches' results that are being read."""
         return len(self._beam_results)
+
+    @property
+    def open_questions(self) -> int:
+        """Count of requests with a question about their outputs."""
+        return len(self._questions)
 
     def deliver(self, outputs: events.StepOutputs, now: float) -> None:
         """Delivers a step's prompt parts and tokens; its ends go through `end`.
@@ -87,14 +94,24 @@ class Delivery:
             return
         with self.contained(live):
             live.stream.end(end)
+        if not live.stream.ended and live.stream.sequences[end.index].question is not None:
+            self._questions.ask(live, end.index)
+        self._went_on(live)
+
+    def _went_on(self, live: Live) -> None:
         if live.stream.ended:
             self._requests.has_ended(live)
         elif live.streaming:
             live.wake()
 
     def forget(self, live: Live) -> None:
-        """Stops reading a result of the request."""
+        """Stops reading a result of the request, and drops questions about its outputs."""
         self._beam_results.forget(live)
+        self._questions.forget(live)
+
+    def close(self) -> None:
+        """Ends the thread that has questions answered."""
+        self._questions.close()
 
     @contextmanager
     def contained(self, live: Live) -> Iterator[None]:
@@ -139,7 +156,10 @@ class Delivery:
             arrivals.add(live, index)
         if stopped:  # nothing else that a token does ends a sequence
             self._stopped(live, index)
-        elif live.streaming:
+            return
+        if sequence.question is not None:
+            self._questions.ask(live, index)
+        if live.streaming:
             if sequence.pending_tokens > self._backlog:
                 message = f"more than {self._backlog} tokens wait for this client to read them"
                 self._requests.cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))

@@ -352,7 +352,9 @@ class Frontend:
     def _make_stream(self, spec: Spec, limits: Limits) -> tuple[RequestStream, list[bytes]]:
         request = self.preparer.prepare(spec, limits)
         tokenizer = self.preparer.tokenizer
-        stream = RequestStream(spec, request, tokenizer, self.preparer.outputs.parsings(spec, request, tokenizer))
+        outputs = self.preparer.outputs
+        parsings = outputs.parsings(spec, request, tokenizer)
+        stream = RequestStream(spec, request, tokenizer, parsings, outputs.completeness(spec, request, tokenizer))
         return stream, self.replicas.hashes_of(request)
 
     async def in_worker(
@@ -398,6 +400,7 @@ class Frontend:
         self.dispatch.close()
 
     def shutdown(self) -> None:
-        """Ends the preparation of requests: its threads and the preparer."""
+        """Ends the threads and processes beside the loop, which prepare requests and judge outputs."""
         self._workers.shutdown()
+        self.dispatch.delivery.close()
         self.preparer.close()

@@ -1,8 +1,12 @@
 """One sequence's output as its client sees it: text, stop strings, finish reason, and the part that was not sent yet.
 
 Knows nothing of threads, time or gRPC. Invariant: tokens past a stop string are neither sent nor counted.
+
+Under a constraint a sequence may have a `question`, on whose answer its end depends. It reads nothing until the answer:
+tokens that come meanwhile are kept, and so is its end.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,8 +15,9 @@ from typing import NamedTuple
 from model.inputs.chat_output.parsed import CallDelta, Parsed, add_calls
 from model.inputs.chat_output.parser import OutputParser, Parsing
 from model.inputs.detokenizer import Detokenizer
-from model.inputs.stop_strings import StopStrings
+from model.inputs.stop_strings import StopMatch, StopStrings
 from model.inputs.tokenizer import Tokenizer
+from rpc.frontend.completeness import Completeness, Question
 from scheduler.events import Logprobs, StepOutputs
 from scheduler.request import Request
 from scheduler.spec import Spec
@@ -21,10 +26,13 @@ NO_MARKS: Mapping[int, str] = {}
 
 
 class FinishReason(StrEnum):
+    """Why a sequence ended. CLOSED: max_tokens, at which the output was complete under its constraint."""
+
     STOP = "stop"
     LENGTH = "length"
     ABORTED = "aborted"
     DEADLINE = "deadline"
+    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +125,14 @@ class OutputGap(ValueError):
     """A token came before an earlier one of its sequence."""
 
 
+class WaitingToken(NamedTuple):
+    """A token that came while a question was open. logprobs: None where they are not asked for."""
+
+    token: int
+    chosen: float
+    logprobs: list[TokenLogprob] | None
+
+
 class SequenceOutput:
     """Output of one sequence of a request: `accept` tokens, `take` the new output, `close` it.
 
@@ -130,8 +146,11 @@ class SequenceOutput:
         tokenizer: Tokenizer of the model.
         known: Output tokens that the client has already.
         parsing: How the output is read; None where it is text alone.
+        completeness: What is asked about the output; None without a constraint. It answers the questions of known
+            tokens at once.
 
     Attributes:
+        question: The open question; None without one.
         reasoning_tokens: Count of tokens that are reasoning.
         tokens: Output tokens, known ones included.
         total: Sum of the log probabilities of tokens. Those of known tokens are lost, and not in it.
@@ -146,8 +165,14 @@ class SequenceOutput:
         tokenizer: Tokenizer,
         known: tuple[int, ...],
         parsing: Parsing | None = None,
+        completeness: Completeness | None = None,
     ) -> None:
         self.index, self._spec = index, spec
+        self.question: Question | None = None
+        self._completeness, self._content = completeness, list[str]()
+        self._match: StopMatch | None = None  # that the question is about
+        self._waiting = deque[WaitingToken]()
+        self._ending: Finish | None = None  # the engine's end of the sequence
         self.tokens: list[int] = []
         self.total = 0.0
         self.finish: Finish | None = None
@@ -161,7 +186,7 @@ class SequenceOutput:
         self._pending = Delta(index, 0)
         for token in known:
             self.tokens.append(token)
-            if self._read_token(token):
+            if self._read_token(token) or self.settle():
                 break
         self._pending = Delta(index, self.token_count, finish=self.finish)
         self._known = self.token_count
@@ -169,6 +194,11 @@ class SequenceOutput:
     @property
     def token_count(self) -> int:
         return len(self.tokens)
+
+    @property
+    def engine_ended(self) -> bool:
+        """Whether no more tokens come of it."""
+        return self.finish is not None or self._ending is not None
 
     @property
     def new_count(self) -> int:
@@ -194,18 +224,56 @@ class SequenceOutput:
         Raises:
             OutputGap: A token is missing before this one.
         """
-        position = step.positions[i]
-        if self.finish is not None or position < self.token_count:
+        position, due = step.positions[i], len(self.tokens) + len(self._waiting)
+        if self.finish is not None or position < due:
             return False
-        if position > self.token_count:
-            raise OutputGap(f"token {position} of sequence {self.index} came where {self.token_count} was due")
-        token = step.tokens[i]
+        if position > due:
+            raise OutputGap(f"token {position} of sequence {self.index} came where {due} was due")
+        token, wanted = step.tokens[i], self._top_logprobs
+        logprobs = logprobs_at(step.logprobs, i, token, wanted) if wanted >= 0 else None
+        if self.question is not None:
+            self._waiting.append(WaitingToken(token, step.chosen[i], logprobs))
+            return False
+        return self._accept(token, step.chosen[i], logprobs)
+
+    def _accept(self, token: int, chosen: float, logprobs: list[TokenLogprob] | None) -> bool:
         self.tokens.append(token)
-        self.total += step.chosen[i]
+        self.total += chosen
         self._pending.token_ids.append(token)
-        if self._top_logprobs >= 0:
-            self._pending.logprobs.append(logprobs_at(step.logprobs, i, token, self._top_logprobs))
+        if logprobs is not None:
+            self._pending.logprobs.append(logprobs)
         return self._read_token(token)
+
+    def settle(self) -> bool:
+        """Has open questions answered at once, and returns whether a stop string ended the sequence. May take seconds.
+
+        Raises:
+            RequestFailed: A question cannot be answered.
+        """
+        stopped = False
+        while self.question is not None and self._completeness is not None:
+            stopped = self.answer(self._completeness.is_complete(self.question))
+        return stopped
+
+    def answer(self, complete: bool) -> bool:
+        """Answers the open question, and goes on. Returns whether a stop string ended the sequence.
+
+        Args:
+            complete: The text is a complete output.
+        """
+        self.question, match, self._match = None, self._match, None
+        if match is None:
+            self._finish(Finish(FinishReason.CLOSED) if complete else self._ending or Finish(FinishReason.LENGTH))
+            return False
+        if complete:
+            self._waiting.clear()
+            return self._stop(match)
+        self._found(self._stops.pass_over())
+        while self.question is None and self._waiting:
+            self._accept(*self._waiting.popleft())
+        if self.question is None and self._ending is not None:
+            self._end(self._ending)
+        return False
 
     def _read_token(self, token: int) -> bool:
         """Reads the token's text, and returns whether it completes a stop string."""
@@ -227,28 +295,74 @@ class SequenceOutput:
         return bool(new.content) and self._read(new.content)
 
     def _read(self, text: str) -> bool:
-        found = self._stops.push(text, searched=self.token_count > self._spec.stopping.min_tokens)
+        return self._found(self._stops.push(text, searched=self.token_count > self._spec.stopping.min_tokens))
+
+    def _found(self, found: StopMatch) -> bool:
+        """Gives out text, and returns whether a stop string behind it ends the sequence."""
+        if self._completeness is not None:
+            before = "".join(self._content) + found.before if found.stop is not None else ""
+            if found.stop is not None and (question := self._completeness.of_stop(before)) is not None:
+                self.question, self._match = question, found
+                return False
+            if self._spec.stopping.stop:
+                self._content.append(found.text)
+        if found.stop is not None:
+            return self._stop(found)
+        self._give(found.text)
+        return False
+
+    def _give(self, text: str) -> None:
         if self._spec.output.text:
-            self._pending.text += found.text
-        if found.stop is None:
-            return False
-        self.finish = self._pending.finish = Finish(FinishReason.STOP, stop_string=found.stop)
+            self._pending.text += text
+
+    def _stop(self, match: StopMatch) -> bool:
+        self._give(match.text)
+        self._finish(Finish(FinishReason.STOP, stop_string=match.stop))
         return True
 
+    def _finish(self, finish: Finish) -> None:
+        self.finish = self._pending.finish = finish
+
     def close(self, finish: Finish) -> None:
-        """Ends the sequence with its output so far, and releases text that was held back for a stop string."""
+        """Ends the sequence with its output so far, and releases text that was held back for a stop string.
+
+        An end that an engine reports waits for the answer to an open question. Any other end does not: the output ends
+        before the stop string that the question is about.
+        """
         if self.finish is not None:
             return
+        if self.question is None:
+            self._end(finish)
+        elif finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._ending = self._ending or finish
+        else:
+            if self._match is not None:
+                self._give(self._match.before)
+            of_engine = self._ending if self._match is None else None
+            self.question = self._match = None
+            self._waiting.clear()
+            self._finish(of_engine or finish)
+
+    def _end(self, finish: Finish) -> None:
+        """Reads the rest of the text. Called again with the same end where an answer lets the sequence go on."""
+        self._ending = finish
         if self._detokenizer is not None:
             text = self._detokenizer.flush()
             if self._read(text) if self._parser is None else self._end_parser(self._parser, text):
                 return  # the last characters completed a stop string
-        if self._spec.output.text:
-            self._pending.text += self._stops.flush()
-        self.finish = self._pending.finish = finish
+        if self.question is not None:
+            return
+        self._give(self._stops.flush())
+        if finish.reason is FinishReason.LENGTH and self._completeness is not None:
+            in_text = self._parser is None or self._parser.in_text
+            self.question = self._completeness.of_end(self.tokens, in_text)
+        if self.question is None:
+            self._finish(finish)
 
     def _end_parser(self, parser: OutputParser, text: str) -> bool:
-        return self._add_parsed(parser.push(text)) or self._add_parsed(parser.end())
+        if self._add_parsed(parser.push(text)):
+            return True
+        return self.question is None and self._add_parsed(parser.end())
 
     def take(self) -> Delta:
         """Returns the output since the last call."""

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from model.inputs.chat_output.chat_output import NO_CHAT_OUTPUT, ChatOutput, call_ids
-from model.inputs.chat_output.grammar_form import OutputForm
+from model.inputs.chat_output.grammar_form import OutputConstraint, OutputForm
 from model.inputs.chat_output.marks import MARKS
 from model.inputs.chat_output.parser import Parsing
 from model.inputs.grammar_checker import Checked, Constraint, GrammarChecker, GrammarUnchecked
 from model.inputs.grammars import GrammarRefused
 from model.inputs.tokenizer import Tokenizer
+from rpc.frontend.completeness import Completeness, Question
 from rpc.frontend.errors import RequestFailed
 from scheduler.invalid import InvalidRequest, require
 from scheduler.limits import Limits
@@ -53,7 +54,7 @@ class Outputs:
         tool_use = tool_use_of(spec)
         if spec.structured is not None:
             check_structured(spec, spec.structured, limits)
-            self._check_tags(spec.structured)
+            self._check_tags(spec, spec.structured)
         if tool_use.offered:
             if self.form.tools is None:
                 message = "the form of this model's tool calls is not known: see --tool-format of `quire serve`"
@@ -69,11 +70,21 @@ class Outputs:
             require(known, name, most, "is for conversations with models that reason, see --reasoning-format")
             require(spec.sampling.beam is None, name, most, "does not go with sampling.beam_search")
 
-    def _check_tags(self, structured: Structured) -> None:
-        """Checks that structural tags have no end token. Raises InvalidRequest."""
+    def _check_tags(self, spec: Spec, structured: Structured) -> None:
+        """Checks special tokens of structural tags: none ends the output, or is left out where its text is searched.
+
+        Raises:
+            InvalidRequest: One does.
+        """
+        if structured.kind != STRUCTURAL_TAG:
+            return
         ends = [self.special[i] for i in self.ends if self.special.get(i)]
-        for tag in structured.tags().tags if structured.kind == STRUCTURAL_TAG and ends else ():
+        hides = bool(spec.stopping.stop) and spec.output.skip_special_tokens
+        for tag in structured.tags().tags:
             for name, text in (("begin", tag.begin), ("end", tag.end)):
+                if hides and any(special and special in text for special in self.special.values()):
+                    says = f"needs output.skip_special_tokens false beside the special tokens of {tag.place}.{name}"
+                    raise InvalidRequest("stopping.stop", spec.stopping.stop, says)
                 found = next((end for end in ends if end in text), None)
                 says = f"has the model's end token {found!r:.60}, behind which no output goes on"
                 require(found is None, f"{tag.place}.{name}", text, says)
@@ -90,6 +101,8 @@ class Outputs:
         tagged = len(structured.text) if structured is not None and structured.kind == STRUCTURAL_TAG else 0
         if size > MOST_KNOWN or tagged > MOST_TAGGED:
             return False  # to ask would take the event loop too long
+        if structured is not None and spec.output_prefix and spec.stopping.stop:
+            return False  # stop strings in the prefix are asked about
         return all(
             constraint is None or self.grammars.knows(constraint, spec.sharing)
             for constraint in {self._constraint(spec, end) for end in self._possible_ends(spec)}
@@ -147,7 +160,35 @@ class Outputs:
                 name, value = spec.structured.path, spec.structured.text
             raise InvalidRequest(name, value, str(refused)) from None
         except GrammarUnchecked as lost:
-            raise RequestFailed("UNAVAILABLE", "GRAMMAR_UNCHECKED", str(lost), retry_after=1.0) from None
+            raise _unchecked(lost) from None
+
+    def completeness(self, spec: Spec, request: Request, tokenizer: Tokenizer) -> Completeness | None:
+        """Returns what is asked about the outputs of a request; None for one without a constraint.
+
+        Args:
+            spec: A request that was accepted.
+            request: The request as the engine gets it.
+            tokenizer: Tokenizer of the model.
+        """
+        if not request.controls.logits_params.grammar:
+            return None
+        end = self.prompt_end(spec, request.prompt[-LAST:].tolist(), tokenizer)
+        constraint = self._constraint(spec, end)
+        if constraint is None:
+            return None
+        structured, form, ends = spec.structured, OutputForm(None, None), tuple[str, ...]()
+        if isinstance(constraint, OutputConstraint):
+            form = OutputForm.of_text(constraint.text)
+        if structured is not None and structured.kind == STRUCTURAL_TAG:
+            ends = tuple(form.marked(tag.end) for tag in structured.tags().tags)
+        marks = {token: mark for mark, token in form.ids.items()}
+        return Completeness(constraint, structured, marks, ends, tokenizer, self._is_complete)
+
+    def _is_complete(self, question: Question) -> bool:
+        try:
+            return self.grammars.is_complete(question.constraint, question.text)
+        except GrammarUnchecked as lost:
+            raise _unchecked(lost) from None
 
     def lengths(self, checked: Checked, tokenizer: Tokenizer) -> tuple[int | None, int]:
         """Returns tokens of a short output with a constraint, and the fewest that any has.
@@ -227,6 +268,10 @@ class Outputs:
     def close(self) -> None:
         """Ends the checker of constraints."""
         self.grammars.close()
+
+
+def _unchecked(lost: GrammarUnchecked) -> RequestFailed:
+    return RequestFailed("UNAVAILABLE", "GRAMMAR_UNCHECKED", str(lost), retry_after=1.0)
 
 
 def tool_use_of(spec: Spec) -> ToolUse:

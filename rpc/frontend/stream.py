@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from model.inputs.chat_output.parser import Parsing
 from model.inputs.tokenizer import Tokenizer
+from rpc.frontend.completeness import Completeness, Question
 from rpc.frontend.errors import RequestFailed, failed_end
 from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput, StepTokens, TokenLogprob, logprobs_at
 from scheduler.events import End, EndReason, PromptPart
@@ -27,7 +28,12 @@ class RequestStream:
     """
 
     def __init__(
-        self, spec: Spec, request: Request, tokenizer: Tokenizer, parsings: Sequence[Parsing | None] = ()
+        self,
+        spec: Spec,
+        request: Request,
+        tokenizer: Tokenizer,
+        parsings: Sequence[Parsing | None] = (),
+        completeness: Completeness | None = None,
     ) -> None:
         """Makes the output, which is empty.
 
@@ -36,11 +42,16 @@ class RequestStream:
             request: The request as the engine gets it.
             tokenizer: Tokenizer of the model.
             parsings: How the output of each sequence is read; empty where all are text alone.
+            completeness: What is asked about the outputs; None without a constraint.
+
+        Raises:
+            RequestFailed: A question about the output prefix cannot be answered.
         """
         self.spec, self.request = spec, request
+        self._completeness = completeness
         self.cached_tokens = 0
         self.sequences = tuple(
-            SequenceOutput(index, spec, request, tokenizer, spec.output_prefix, parsing)
+            SequenceOutput(index, spec, request, tokenizer, spec.output_prefix, parsing, completeness)
             for index, parsing in enumerate(parsings or (None,) * request.count)
         )
         self.prompt_logprobs: list[list[TokenLogprob]] = [[]] if request.controls.prompt_logprobs else []
@@ -74,7 +85,15 @@ class RequestStream:
         """Returns the emitted tokens of each sequence, behind which a new attempt starts, as in `Submit`."""
         if self.request.beam is not None or not self.token_count:
             return ()
-        return tuple(None if s.finish is not None else tuple(s.tokens) for s in self.sequences)
+        return tuple(None if s.engine_ended else tuple(s.tokens) for s in self.sequences)
+
+    def is_complete(self, question: Question) -> bool:
+        """Answers a question of a sequence. May take seconds; any thread may call it.
+
+        Raises:
+            RequestFailed: It cannot be answered.
+        """
+        return self._completeness is not None and self._completeness.is_complete(question)
 
     def accept(self, step: StepTokens, i: int) -> bool:
         """Accepts the i-th new token of a step, and returns whether a stop string ended its sequence with it.

@@ -20,6 +20,7 @@ FINISH_REASONS = {
     pb.FINISH_REASON_LENGTH: "length",
     pb.FINISH_REASON_DEADLINE: "length",
     pb.FINISH_REASON_ABORTED: "length",
+    pb.FINISH_REASON_CLOSED: "stop",  # OpenAI has no other word for a complete output
 }
 CUT_SHORT = {pb.FINISH_REASON_DEADLINE: "deadline", pb.FINISH_REASON_ABORTED: "abort"}
 """`stop_reason` of outputs that OpenAI has no finish reason for; theirs is "length", since the text is incomplete."""

@@ -28,7 +28,7 @@ class Failed(Exception):
         self.code, self.message = code, message
 
 
-WELL = ("stop", "length")
+WELL = ("stop", "length", "closed")
 CODES = {"": "CUT_OFF", "abort": "ABORTED"}
 
 

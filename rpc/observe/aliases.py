@@ -36,6 +36,7 @@ SAME_OF_ENGINES = {
 FINISHED = {
     "stop": "stop",
     "length": "length",
+    "closed": "stop",
     "aborted": "abort",
     "cancelled": "abort",
     "deadline": "abort",

@@ -30,7 +30,7 @@ PHASES = (
 WHOLE = tuple(bound for bound in PHASES if bound >= 0.01)
 TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 OUTCOMES = (
-    "stop", "length", "deadline", "aborted", "cancelled", "invalid_field", "not_supported", "model_not_found",
+    "stop", "length", "closed", "deadline", "aborted", "cancelled", "invalid_field", "not_supported", "model_not_found",
     "no_chat_template", "chat_refused", "chat_limit", "chat_error", "no_tool_format", "grammar_unchecked",
     "request_id_live", "no_token_left", "queue_full", "queue_timeout", "slow_reader", "draining", "starting",
     "request_fault", "quarantined", "engine_failed", "internal",

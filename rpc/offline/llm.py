@@ -299,9 +299,9 @@ class LLM:
             raise invalid(error) from None
         preparer = self._preparer
         request = preparer.prepare(spec, self._engine.info.limits)
-        return RequestStream(
-            spec, request, preparer.tokenizer, preparer.outputs.parsings(spec, request, preparer.tokenizer)
-        )
+        tokenizer, outputs = preparer.tokenizer, preparer.outputs
+        parsings = outputs.parsings(spec, request, tokenizer)
+        return RequestStream(spec, request, tokenizer, parsings, outputs.completeness(spec, request, tokenizer))
 
     def _generate(self, streams: Sequence[RequestStream], advance: Advance) -> None:
         """Runs requests until all have ended."""
@@ -329,17 +329,27 @@ class LLM:
         step = StepTokens.from_outputs(outputs)
         for i, attempt in enumerate(step.attempts):
             stream = running.get(attempt)
-            if stream is not None and stream.accept(step, i):
-                self._engine.send([Abort(attempt, step.indices[i])])
+            if stream is not None and (stream.accept(step, i) or self._settle(stream, step.indices[i])):
+                self._engine.send([Abort(attempt, None if stream.ended else step.indices[i])])
                 if stream.ended:
                     del running[attempt]
         for end in outputs.ends:
             stream = running.get(end.attempt)
             if stream is not None:
                 stream.end(end)
+                if self._settle(stream, end.index) and stream.failure is not None:
+                    self._engine.send([Abort(end.attempt)])
                 if stream.ended:
                     del running[end.attempt]
         return len(step.attempts)
+
+    def _settle(self, stream: RequestStream, index: int) -> bool:
+        """Answers questions about a sequence, and returns whether it has ended without its engine's knowing."""
+        try:
+            return not stream.ended and stream.sequences[index].settle()
+        except RequestFailed as failure:
+            stream.fail(failure)
+            return True
 
     def close(self) -> None:
         """Stops the engine after a running call. Has no effect the second time, nor after a fork."""

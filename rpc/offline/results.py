@@ -18,7 +18,7 @@ class Generated:
     Attributes:
         text: Generated text; of a conversation, that of the answer.
         token_ids: Generated tokens.
-        finish: Reason of its end. `str` of it is "stop", "length" or "aborted".
+        finish: Reason of its end. `str` of it is "stop", "length", "closed" or "aborted".
         logprobs: Logprobs by token, if asked for: the chosen token first, then alternatives by rank.
         score: Sum of the tokens' logprobs. A beam search divides it by length ^ penalty, and orders results by it.
         reasoning: Reasoning of a conversation's model, which is not in `text`.

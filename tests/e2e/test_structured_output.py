@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from quire import Client, InvalidRequestError
 from quire.v1 import admin_service_pb2 as admin
 from quire.v1 import admin_service_pb2_grpc as admin_grpc
+from quire.v1 import generation_service_pb2 as pb
 
 from tests.support.checkpoints import write_llama
 from tests.support.forking import run_quire
@@ -128,8 +129,59 @@ def test_it_closes_in_time_or_is_refused_at_the_door(server: RunningServer) -> N
         least = int(found[1])
         for most in (least, least + 1, least + 5):
             for seed in range(4):
-                (made,) = own.generate("Who?", max_tokens=most, seed=seed, **schema).sequences
+                response = own.generate("Who?", max_tokens=most, seed=seed, **schema)
+                (made,) = response.sequences
                 assert Person.model_validate_json(made.text)
+                # With the end token it takes one more than its text has.
+                assert made.finish_reason in (pb.FINISH_REASON_CLOSED, pb.FINISH_REASON_STOP)
+                took_all = response.usage.completion_tokens == most
+                assert took_all or made.finish_reason == pb.FINISH_REASON_STOP
+        several = own.generate("Who?", max_tokens=least, sequence_count=3, seed=1, **schema).sequences
+        assert {one.finish_reason for one in several} == {pb.FINISH_REASON_CLOSED}
+
+
+def test_openais_client_parses_what_was_closed_in_time(gateway: RunningGateway) -> None:
+    """It refuses the finish reason length."""
+    asked = {"model": MODEL, "temperature": 2.0, "extra_body": {"top_k": 0}}
+    with gateway.client() as client:
+        for seed in range(3):
+            answer = client.chat.completions.parse(
+                messages=[{"role": "user", "content": "Who?"}],
+                response_format=Person,
+                max_tokens=30,
+                seed=seed,
+                **asked,
+            )
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == 30, "it took all of its tokens"
+            assert isinstance(answer.choices[0].message.parsed, Person)
+            assert answer.choices[0].finish_reason == "stop"
+        made = client.responses.parse(input="Who?", text_format=Person, max_output_tokens=30, model=MODEL)
+        assert (made.status, isinstance(made.output_parsed, Person)) == ("completed", True)
+
+
+def test_a_stop_string_ends_a_complete_output_alone(gateway: RunningGateway, server: RunningServer) -> None:
+    """The same output as without it, up to the first one behind a complete text, streamed or whole."""
+    words = "[a-z]{3}([.,][a-z]{3})*"
+    asked = {"structured_output": {"regex": words}, "temperature": 2.0, "max_tokens": 200}
+    with Client(server.address) as own:
+        for seed in range(4):
+            whole = own.generate("Who?", seed=seed, **asked).sequences[0].text
+            stops = [whole[1:3], whole[2:5]]  # the first stands where the text before it is no word
+            (made,) = own.generate("Who?", seed=seed, stop=stops, **asked).sequences
+            places = [i for stop in stops for i in range(len(whole)) if whole.startswith(stop, i)]
+            complete = [i for i in places if re.fullmatch(words, whole[:i])]
+            assert made.text == (whole[: min(complete)] if complete else whole)
+            with own.stream("Who?", seed=seed, stop=stops, **asked) as stream:
+                assert "".join(stream.text()) == made.text
+        again = own.generate("Who?", seed=1, stop=["."], **asked).sequences[0]
+        assert again.text == own.generate("Who?", seed=1, **asked).sequences[0].text.split(".")[0]
+    with gateway.client() as client:
+        chat = client.completions.create(
+            model=MODEL, prompt="Who?", seed=1, temperature=2.0, max_tokens=200, stop=["."],
+            extra_body={"structured_outputs": {"regex": words}},
+        )  # fmt: skip
+        assert chat.choices[0].text == again.text
 
 
 def test_the_command_line(server: RunningServer, tmp_path: Path) -> None:

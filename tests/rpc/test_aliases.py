@@ -109,7 +109,7 @@ def test_requests_that_were_taken_are_counted_by_vllms_reasons() -> None:
     register_aliases(metrics, with_engines=True)
     samples = page(metrics)
     found = {reason: samples[f"vllm:request_success_total{{finished_reason={reason}}}"] for reason in REASONS}
-    assert found == {"stop": 1, "length": 1, "abort": 5, "error": 4, "repetition": 0}
+    assert found == {"stop": 2, "length": 1, "abort": 5, "error": 4, "repetition": 0}
 
 
 def test_engines_that_show_themselves_are_under_these_names_all_the_same() -> None:

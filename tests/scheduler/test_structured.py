@@ -73,14 +73,13 @@ def check(structured: Structured, limits: Limits = LIMITS, **beside: Any) -> Non
     ("beside", "field"),
     [
         ({"sampling": Sampling(beam=Beam(2))}, "sampling.beam_search"),
-        ({"stopping": Stopping(stop=("a",))}, "stopping.stop"),
         ({"stopping": Stopping(stop_token_ids=(5,))}, "stopping.stop_token_ids"),
         ({"stopping": Stopping(ignore_eos=True)}, "stopping.ignore_eos"),
         ({"limits": Limits(320, 256, 4096, 8)}, "structured_output.regex"),
     ],
 )
 def test_what_would_end_the_output_elsewhere_and_an_engine_without_it_are_refused(beside: Any, field: str) -> None:
-    check(Structured.regex("a"))
+    check(Structured.regex("a"), stopping=Stopping(stop=("a",)))
     with pytest.raises(InvalidRequest) as refused:
         check(Structured.regex("a"), **beside)
     assert refused.value.field == field

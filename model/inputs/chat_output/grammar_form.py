@@ -60,6 +60,12 @@ class OutputForm:
             values["tools"]["arguments"] = self.tools.arguments.name
         return OutputConstraint(json.dumps(values, sort_keys=True))
 
+    def marked(self, text: str) -> str:
+        """Returns a text of its structural tags with marks in place of special tokens."""
+        for mark, token in sorted(self.special.items(), key=lambda one: len(one[1]), reverse=True):
+            text = text.replace(token, mark)
+        return text
+
     @staticmethod
     def of_text(text: str) -> "OutputForm":
         """Reads the text of a constraint."""

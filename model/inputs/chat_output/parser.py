@@ -52,6 +52,8 @@ class OutputParser:
         self._reasoned = parsing.thinks  # there was reasoning
         self.reasons = parsing.thinks
         """Whether the newest text is reasoning."""
+        self.in_text = True
+        """Whether no call is the newest part of the output."""
         self._reader = (
             CallReader(parsing.tools, parsing.schemas, self._source, self, parsing.marks.shown)
             if parsing.tools
@@ -106,6 +108,7 @@ class OutputParser:
         kept = text.rstrip()
         if kept:
             self._strips = self._blank = False
+            self.in_text = True
             self._new.content += "".join(self._space) + self._shown(kept)
             self._space.clear()
         self._space.append(text[len(kept) :])
@@ -114,7 +117,7 @@ class OutputParser:
         return self._parsing.marks.shown(text)
 
     def _reasoning(self, form: ReasoningFormat) -> Waiting[None]:
-        self.reasons = self._strips = self._reasoned = True
+        self.reasons = self._strips = self._reasoned = self.in_text = True
         self._space.clear()
         held = list[str]()
 
@@ -176,7 +179,7 @@ class OutputParser:
     def begin(self, name: str, call_id: str) -> None:
         self._unpin()  # from now on nothing leads back
         self._space.clear()
-        self._blank = False
+        self._blank = self.in_text = False
         self._new.begin_call(self._calls, name, call_id or self._parsing.call_id(self._calls))
         self._calls += 1
 

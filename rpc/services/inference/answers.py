@@ -18,6 +18,7 @@ REASONS = {
     FinishReason.LENGTH: b"length",
     FinishReason.ABORTED: b"abort",
     FinishReason.DEADLINE: b"deadline",
+    FinishReason.CLOSED: b"stop",  # vLLM has no other word for a complete output
 }
 RUNNING = b"None"  # finish reason of a sequence that goes on, Python's None as text
 

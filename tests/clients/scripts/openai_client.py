@@ -5,6 +5,8 @@ import sys
 import openai
 from shapes import QUESTION, RESPONDING, SAYING, Person, Trip, Weather
 
+SHORT = 100  # tokens, at which the model would not have ended
+
 url, model = sys.argv[1:]
 client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0)
 
@@ -34,6 +36,9 @@ def parsed_answers():
             last = stream.get_final_completion().choices[0].message
         assert last.parsed == whole.choices[0].message.parsed
         assert events.count("content.done") == 1
+        short = client.chat.completions.parse(response_format=kind, **asked | {"max_tokens": SHORT})
+        assert short.usage.completion_tokens == SHORT, "it is closed at its last token"
+        assert isinstance(short.choices[0].message.parsed, kind)
     # The parsed message goes back as it is.
     turns = [*QUESTION, whole.choices[0].message, *QUESTION]
     again = client.chat.completions.parse(response_format=Person, **{**asked, "messages": turns})

@@ -12,10 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Closed(BaseModel):
-    """A type without other properties.
-
-    The model would write them until `max_tokens`, and clients refuse an answer that ends there.
-    """
+    """A type without other properties, which the model would write until `max_tokens`."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,0 +1,187 @@
+"""Which outputs of conversations, calls and structural tags max_tokens has ended in time."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+
+from model.inputs.chat_output.chat_output import ChatOutput
+from model.inputs.grammar_checker import GrammarChecker, GrammarUnchecked
+from model.inputs.tokenizer import Tokenizer
+from rpc.frontend.output import Finish, FinishReason, StepTokens
+from rpc.frontend.outputs import Outputs
+from rpc.frontend.stream import RequestStream
+from scheduler.events import End, EndReason
+from scheduler.invalid import InvalidRequest
+from scheduler.limits import Limits, ModelDefaults
+from scheduler.parameters import Output, Stopping
+from scheduler.prompts import Chat, ChatMessage
+from scheduler.resolve import resolve
+from scheduler.spec import Spec
+from scheduler.structured import Structured
+from scheduler.tools import Choice, Tool, ToolUse
+from tests.support.checkpoints import byte_tokenizer
+from tests.support.frontends import outputs
+
+LIMITS = Limits(320, 4096, 65536, 8, structured_output=True)
+EMPTY = '{"type": "object", "additionalProperties": false}'
+CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+CLOSED, LENGTH, STOPPED = FinishReason.CLOSED, FinishReason.LENGTH, FinishReason.STOP
+REASONING = ["<think>", "</think>"]
+SPECIAL = ["<tool_call>", "</tool_call>", *REASONING, "<|f|>"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    library = byte_tokenizer()
+    library.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    return Tokenizer(library)
+
+
+@pytest.fixture(scope="module")
+def made(tokenizer: Tokenizer) -> Iterator[Outputs]:
+    special = tokenizer.marker_texts
+    outputs = Outputs(ChatOutput.of("", special, "hermes", "think"), special=special)
+    yield outputs
+    outputs.close()
+
+
+def asked(choice: Choice | None = None, structured: Structured | None = None, **more: Any) -> Spec:
+    use = ToolUse((Tool("look", parameters=EMPTY, strict=True),), choice) if choice is not None else ToolUse(())
+    return Spec(Chat((ChatMessage("user", "a"),), tool_use=use), structured=structured, **more)
+
+
+def ends(made: Outputs, tokenizer: Tokenizer, spec: Spec, text: str) -> RequestStream:
+    """Returns the stream of an output that takes all of its tokens."""
+    made.check(spec, LIMITS)
+    grammar = made.grammar(spec, "").grammar
+    request = resolve(spec, [9, 10], LIMITS, ModelDefaults(eos_token_ids=(0,)), 0, grammar=grammar)
+    parsings = made.parsings(spec, request, tokenizer)
+    stream = RequestStream(spec, request, tokenizer, parsings, made.completeness(spec, request, tokenizer))
+    step = StepTokens.from_outputs(outputs([(0, i, token) for i, token in enumerate(tokenizer.encode(text, False))]))
+    for i in range(len(step.tokens)):
+        if stream.accept(step, i) or stream.sequences[0].settle():
+            return stream
+    stream.end(End(0, EndReason.LENGTH))
+    stream.sequences[0].settle()
+    return stream
+
+
+ANSWER = Structured.json_schema({"type": "array", "items": {"type": "integer"}})
+TAGS = Structured.structural_tag(
+    {"structures": [{"begin": "<|f|>", "schema": {"type": "integer"}, "end": ";"}], "triggers": ["<|f|>"]}
+)
+PLAIN_TAGS = Structured.structural_tag(
+    {"structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": ";"}], "triggers": ["<f"]}
+)
+
+CASES = {
+    "a call": (asked(Choice.REQUIRED), CALL, CLOSED),
+    "two calls": (asked(Choice.REQUIRED), f"{CALL}\n{CALL}", CLOSED),
+    "a call, cut off": (asked(Choice.REQUIRED), CALL.removesuffix("</tool_call>"), LENGTH),
+    "a second call, cut off": (asked(Choice.REQUIRED), f"{CALL}\n{CALL[:30]}", LENGTH),
+    "a call that may come": (asked(Choice.AUTO), CALL, CLOSED),
+    "an answer beside tools": (asked(Choice.AUTO), "I look.", LENGTH),
+    "a call behind an answer": (asked(Choice.AUTO), f"I look.{CALL}", CLOSED),
+    "a call behind reasoning": (asked(Choice.AUTO), f"<think>Hm.</think>{CALL}", CLOSED),
+    "reasoning, cut off": (asked(Choice.AUTO), "<think>Hm.", LENGTH),
+    "a call instead of a constrained answer": (asked(Choice.AUTO, ANSWER), CALL, CLOSED),
+    "a constrained answer": (asked(None, ANSWER), "[1, 2]", CLOSED),
+    "it, cut off": (asked(None, ANSWER), "[1, 2", LENGTH),
+    "it behind reasoning": (asked(None, ANSWER), "<think>[1]</think>[1, 2]", CLOSED),
+    "reasoning before it": (asked(None, ANSWER), "<think>[1]", LENGTH),
+    "reasoning before what may be empty": (asked(None, Structured.regex("a*")), "<think>a", LENGTH),
+    "raw text": (asked(None, ANSWER, output=Output(raw_text=True)), "<think>[1]</think>[1, 2]", CLOSED),
+    "no text": (asked(None, ANSWER, output=Output(text=False)), "[1, 2]", CLOSED),
+    "a tag": (Spec("a", structured=TAGS), "so<|f|>12;", CLOSED),
+    "a tag, cut off": (Spec("a", structured=TAGS), "so<|f|>12", LENGTH),
+    "text behind a tag": (Spec("a", structured=TAGS), "so<|f|>12; it", LENGTH),
+    "text before tags": (Spec("a", structured=PLAIN_TAGS), "so it is", LENGTH),
+    "a tag of letters": (Spec("a", structured=PLAIN_TAGS), "so<f>12;", CLOSED),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_output_is_closed_where_its_last_part_is_whole(made: Outputs, tokenizer: Tokenizer, name: str) -> None:
+    spec, text, expected = CASES[name]
+    (sequence,) = ends(made, tokenizer, spec, text).sequences
+    assert sequence.finish == Finish(expected)
+
+
+STOPS: dict[str, tuple[Spec, str, str | None]] = {
+    "within a call": (asked(Choice.AUTO, Structured.regex("[a-z ]+")), CALL, None),
+    "in reasoning": (asked(None, Structured.regex("[a-z ]+")), "<think>look</think>so", None),
+    "behind reasoning": (asked(None, Structured.regex("[a-z ]+")), "<think>look</think>so look", "so "),
+    "in an answer that has to go on": (asked(None, Structured.regex("(a look)+")), "a look", None),
+    "in a tag": (Spec("a", structured=Structured.structural_tag({
+        "structures": [{"begin": "<f>", "schema": {"type": "string"}, "end": ";"}], "triggers": ["<f"],
+    })), 'a<f>"look";b', None),
+    "between tags": (Spec("a", structured=PLAIN_TAGS), "a<f>1;look", "a<f>1;"),
+    "in an answer beside tools": (asked(Choice.AUTO), "I look", "I "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_stop_string_ends_what_is_whole_before_it(made: Outputs, tokenizer: Tokenizer, name: str) -> None:
+    spec, text, before = STOPS[name]
+    stream = ends(made, tokenizer, replace(spec, stopping=Stopping(stop=("look",))), text)
+    (delta,) = stream.take()
+    assert delta.finish is not None
+    assert (delta.finish.reason is STOPPED) is (before is not None)
+    if before is not None:
+        assert (delta.text, delta.finish.stop_string) == (before, "look")
+
+
+def test_tags_of_special_tokens_are_searched_where_these_are_text(made: Outputs, tokenizer: Tokenizer) -> None:
+    """A text without them would look as if no tag had begun."""
+    spec = Spec("a", structured=TAGS, stopping=Stopping(stop=("2",)))
+    with pytest.raises(InvalidRequest, match=r"needs output\.skip_special_tokens false") as refused:
+        made.check(spec, LIMITS)
+    assert refused.value.field == "stopping.stop"
+    shown = replace(spec, output=Output(skip_special_tokens=False))
+    (sequence,) = ends(made, tokenizer, shown, "so<|f|>12;").sequences
+    assert sequence.finish == Finish(CLOSED)
+
+
+# The process that knows the constraint
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[GrammarChecker]:
+    made = GrammarChecker()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("structured", "complete", "not_complete"),
+    [
+        (Structured.json_object(), ['{"a": "é"}', "{}"], ["", "{", '{"a": "é"', "{} ", "[]"]),
+        (Structured.regex("a+b?"), ["a", "aab"], ["", "b", "abb", "ac"]),
+        (Structured.choice(("yes", "yesterday")), ["yes", "yesterday"], ["ye", "yest", "yes ", ""]),
+        (Structured.grammar('start: "(" start ")" | "x"'), ["x", "((x))"], ["", "((x)", "(x))"]),
+    ],
+)
+def test_complete_outputs(
+    checker: GrammarChecker, structured: Structured, complete: list[str], not_complete: list[str]
+) -> None:
+    assert [text for text in complete if not checker.is_complete(structured, text)] == []
+    assert [text for text in not_complete if checker.is_complete(structured, text)] == []
+
+
+def test_a_long_output_is_answered(checker: GrammarChecker) -> None:
+    text = json.dumps([{"a": "x" * 20, "b": i} for i in range(2000)])
+    schema = Structured.json_schema({"type": "array", "items": {"type": "object"}})
+    assert checker.is_complete(schema, text)
+    assert not checker.is_complete(schema, text[:-1])
+
+
+def test_what_the_process_fails_on_is_no_answer(checker: GrammarChecker) -> None:
+    with pytest.raises(GrammarUnchecked, match="could not be compared with its constraint"):
+        checker.is_complete(Structured.regex("(a"), "a")
+    with pytest.raises(GrammarUnchecked, match="could not be compared with its constraint"):
+        checker.is_complete(Structured.regex("a"), "\ud800")
+    assert checker.is_complete(Structured.regex("a"), "a")
