@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import json_format
-from google.protobuf.message import Message
 from quire.v1 import generation_service_pb2 as pb
 
+from rpc.batch.conversations import CONVERSATION, parse_object, set_chat
 from rpc.batch.images import NamedFile, set_image
 from rpc.batch.line import OPENAI_KEYS, Answering, Line, Outcome
 from rpc.client.structured_output import structured_of
@@ -22,7 +21,7 @@ from scheduler.invalid import InvalidRequest
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 PARAMETERS = ("sampling", "stopping", "output")
-KEYS = ("id", *PROMPTS, "template_arguments", "images", *PARAMETERS, "structured_output")
+KEYS = ("id", *PROMPTS, *CONVERSATION, "images", *PARAMETERS, "structured_output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +80,8 @@ def parse_line(index: int, number: int, data: bytes, folder: Path = Path()) -> O
     try:
         request, files = _request(values, folder)
         return OwnLine(index, number, name, request=request, files=files)
+    except InvalidRequest as error:
+        return OwnLine(index, number, name, failure=invalid(error))
     except RequestFailed as failure:
         return OwnLine(index, number, name, failure=failure)
 
@@ -94,7 +95,7 @@ def _bad_line(message: str) -> RequestFailed:
 
 
 def _request(values: dict[str, Any], folder: Path) -> tuple[pb.GenerateRequest, tuple[NamedFile, ...]]:
-    """Returns the request, and its image files that are still to be read. Raises RequestFailed."""
+    """Returns the request, and its image files that are still to be read. Raises RequestFailed, InvalidRequest."""
     for key in values:
         if key not in KEYS:
             raise _bad(key, values[key], f"is not known here; a line has {', '.join(KEYS)}")
@@ -103,21 +104,22 @@ def _request(values: dict[str, Any], folder: Path) -> tuple[pb.GenerateRequest, 
         raise _bad_line(f"there must be exactly one of {', '.join(PROMPTS)}; there is {', '.join(given) or 'none'}")
     request = pb.GenerateRequest()
     spec, files = request.spec, list[NamedFile | None]()
-    if "template_arguments" in values and given != ["messages"]:
-        raise _bad("template_arguments", values["template_arguments"], "needs messages")
+    for key in CONVERSATION:
+        if key in values and given != ["messages"]:
+            raise _bad(key, values[key], "needs messages")
     match given[0]:
         case "prompt":
             _set_text(spec, values["prompt"])
         case "prompt_token_ids":
             _set_ids(spec, values["prompt_token_ids"])
         case _:
-            files = _set_chat(spec, values["messages"], values.get("template_arguments", {}), folder)
+            files = set_chat(spec.chat, values, folder)
     if "images" in values:
         files += _set_images(spec, values["images"], folder)
     spec.output.token_ids = True
     for key in PARAMETERS:
         if key in values:
-            _parse(values[key], getattr(spec, key), key)
+            parse_object(values[key], getattr(spec, key), key)
     if "structured_output" in values:
         _set_structured(spec, values["structured_output"])
     return request, tuple(file for file in files if file is not None)
@@ -143,60 +145,6 @@ def _set_images(spec: pb.GenerationSpec, images: object, folder: Path) -> list[N
     if not isinstance(images, list):
         raise _bad("images", images, "must be a list of images")
     return [set_image(spec.images.add(), image, f"images[{i}]", folder) for i, image in enumerate(images)]
-
-
-def _set_chat(spec: pb.GenerationSpec, messages: object, arguments: object, folder: Path) -> list[NamedFile | None]:
-    """Sets a conversation, with `arguments` of its template as plain JSON values; returns the files to read."""
-    if not isinstance(messages, list):
-        raise _bad("messages", messages, "must be a list of messages")
-    spec.chat.SetInParent()
-    files = list[NamedFile | None]()
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict) or message.keys() != {"role", "content"}:
-            raise _bad(f"messages[{i}]", message, "must be an object of role and content")
-        if not isinstance(message["role"], str):
-            raise _bad(f"messages[{i}].role", message["role"], "must be a string")
-        try:
-            files += _set_content(spec.chat.messages.add(role=message["role"]), message["content"], i, folder)
-        except ValueError:
-            raise _bad(f"messages[{i}]", message, "is no Unicode text") from None
-    if not isinstance(arguments, dict):
-        raise _bad("template_arguments", arguments, "must be an object")
-    for name, value in arguments.items():
-        try:
-            spec.chat.template_arguments[name] = json.dumps(value)
-        except ValueError:
-            raise _bad("template_arguments", name, "is no Unicode text") from None
-    return files
-
-
-def _set_content(message: pb.ChatMessage, content: object, number: int, folder: Path) -> list[NamedFile | None]:
-    """Sets a message's content, and returns the files to read. Raises ValueError also for lone surrogates."""
-    field = f"messages[{number}].content"
-    files = list[NamedFile | None]()
-    if isinstance(content, str):
-        message.parts.add(text=content)
-        return files
-    if not isinstance(content, list):
-        raise _bad(field, content, "must be a string or a list of parts")
-    for i, part in enumerate(content):
-        match part:
-            case {"type": "text", "text": str(text), **rest} if not rest:
-                message.parts.add(text=text)
-            case {"type": "image", "image": image, **rest} if not rest:
-                files.append(set_image(message.parts.add().image, image, f"{field}[{i}].image", folder))
-            case _:
-                raise _bad(f"{field}[{i}]", part, "must have a type, text or image, and a field of that name")
-    return files
-
-
-def _parse(values: object, into: Message, key: str) -> None:
-    if not isinstance(values, dict):
-        raise _bad(key, values, "must be an object")
-    try:
-        json_format.ParseDict(values, into)
-    except (json_format.ParseError, ValueError, TypeError, ArithmeticError) as error:
-        raise _bad(key, values, str(error)) from None
 
 
 def _set_structured(spec: pb.GenerationSpec, value: Any) -> None:

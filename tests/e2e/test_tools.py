@@ -1,6 +1,7 @@
 """Tool calls and reasoning through real servers: unchanged clients, turns with results, an engine that is killed."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +20,7 @@ from quire.v1 import generation_service_pb2 as pb
 from rpc.client.specs import spec_of
 from tests.support.chats import TOOLED
 from tests.support.checkpoints import write_llama
+from tests.support.forking import run_quire
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.server import RunningServer, running_server
 
@@ -103,6 +105,60 @@ def test_the_result_comes_back_in_the_next_turn(gateway: RunningGateway, server:
         (made, *_) = same.sequences[0].tool_calls
         assert (made.name, made.arguments, made.id) == (ours.function.name, ours.function.arguments, ours.id)
         assert same.sequences[0].text == ""
+
+
+def test_calls_that_are_closed_at_max_tokens_are_calls(gateway: RunningGateway, server: RunningServer) -> None:
+    """Also the shortest: with one token less the request is refused."""
+    asked = {"tools": OWN, "tool_choice": "required", "temperature": 2.0}
+    with Client(server.address) as own:
+        with pytest.raises(InvalidRequestError, match=r"has ([0-9]+) tokens") as refused:
+            own.generate(ASK, max_tokens=1, **asked)
+        least = int(re.findall(r"has ([0-9]+) tokens", str(refused.value))[0])
+        closed = 0
+        for most in range(least, least + 12):
+            (made,) = own.generate(ASK, max_tokens=most, seed=most, **asked).sequences
+            for call in made.tool_calls:
+                jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+            assert made.tool_calls
+            assert made.finish_reason in (pb.FINISH_REASON_CLOSED, pb.FINISH_REASON_STOP)
+            closed += made.finish_reason == pb.FINISH_REASON_CLOSED
+        assert closed
+    with gateway.client() as client:
+        (choice,) = client.chat.completions.create(
+            **{**ASKED, "messages": ASK, "tool_choice": "required", "seed": least, "max_tokens": least}
+        ).choices
+        assert choice.finish_reason == "tool_calls"
+        check(choice.message.tool_calls)
+
+
+def test_lines_of_a_batch_call_tools(server: RunningServer, tmp_path: Path) -> None:
+    """The calls of a line are those that a client gets; they go back in another line."""
+    first = {"messages": ASK, "tools": OWN, "tool_choice": "required", "sampling": {"seed": 3, "temperature": 1.0}}
+    (line,) = batch(server, tmp_path, {**first, "stopping": {"max_tokens": 400}})
+    with Client(server.address) as own:
+        asked = {"tools": OWN, "tool_choice": "required", "seed": 3, "temperature": 1.0, "max_tokens": 400}
+        (same,) = own.generate(ASK, **asked).sequences
+    calls = line["tool_calls"]
+    assert calls == [{"id": one.id, "name": one.name, "arguments": one.arguments} for one in same.tool_calls]
+    for call in calls:
+        jsonschema.validate(json.loads(call["arguments"]), SCHEMAS[call["name"]])
+    assert (line["text"], line["finish_reason"]) == ("", "stop")
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "3 mm"} for call in calls]
+    turns = [*ASK, {"role": "assistant", "tool_calls": calls}, *results]
+    wrong = {**first, "messages": turns, "tool_name": "other"}
+    answered, failed = batch(server, tmp_path, {**first, "messages": turns, "tool_name": "now"}, wrong, code=3)
+    assert answered["tool_calls"]
+    assert all((call["name"], json.loads(call["arguments"])) == ("now", {}) for call in answered["tool_calls"])
+    assert "chat.tool_name" in failed["error"]["message"]
+
+
+def batch(server: RunningServer, folder: Path, *lines: dict[str, Any], code: int = 0) -> list[dict[str, Any]]:
+    """Runs a batch job of some lines, and returns its results."""
+    source, output = folder / f"in{len(lines)}.jsonl", folder / f"out{len(lines)}.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = run_quire("batch", "--server", server.address, "--input", str(source), "--output", str(output))
+    assert done.returncode == code, done.stderr
+    return [json.loads(line) for line in output.read_text().splitlines()]
 
 
 def test_calls_are_not_forced_where_nothing_is_strict(gateway: RunningGateway) -> None:

@@ -14,6 +14,7 @@ from rpc.frontend.errors import RequestFailed
 from rpc.image_files import MOST_BYTES
 from rpc.services.convert import spec_from
 from scheduler.prompts import Chat, ChatMessage, ImageHere
+from scheduler.tools import Choice, Tool, ToolCall, ToolUse
 
 
 def parse(values: object) -> OwnLine:
@@ -57,6 +58,39 @@ def test_messages_become_a_conversation() -> None:
     assert empty.request is not None
     with pytest.raises(RequestFailed, match=r"chat.messages is '0 messages': must be 1 to 4096"):
         spec_from(empty.request.spec)
+
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+def test_tools_and_turns_with_calls() -> None:
+    """JSON of parameters and of arguments is an object or a text."""
+    call = {"id": "c1", "name": "weather", "arguments": {"city": "Oslo"}}
+    line = parse({
+        "messages": [
+            {"role": "user", "content": "Rain?", "name": "bob"},
+            {"role": "assistant", "tool_calls": [call, call | {"arguments": "{}"}], "reasoning": "Hm."},
+            {"role": "tool", "content": "3 mm", "tool_call_id": "c1"},
+        ],
+        "tools": [
+            {"name": "weather", "description": "Rain", "parameters": WEATHER, "strict": True},
+            {"name": "now", "parameters": json.dumps(WEATHER)},
+            {"name": "stop"},
+        ],
+        "tool_choice": "required", "tool_name": "weather", "parallel_tool_calls": False,
+    })  # fmt: skip
+    assert line.request is not None, line.failure
+    chat = spec_from(line.request.spec).prompt
+    assert isinstance(chat, Chat)
+    calls = (ToolCall("c1", "weather", '{"city": "Oslo"}'), ToolCall("c1", "weather", "{}"))
+    assert chat.messages == (
+        ChatMessage("user", "Rain?", name="bob"),
+        ChatMessage("assistant", "", calls, reasoning="Hm."),
+        ChatMessage("tool", "3 mm", tool_call_id="c1"),
+    )
+    schema = json.dumps(WEATHER)
+    tools = (Tool("weather", "Rain", schema, strict=True), Tool("now", "", schema), Tool("stop"))
+    assert chat.tool_use == ToolUse(tools, Choice.REQUIRED, "weather", parallel=False)
 
 
 def test_images_are_base64_or_files_beside_the_input(tmp_path: Path) -> None:
@@ -129,7 +163,21 @@ def test_parts_of_a_message_keep_their_order(tmp_path: Path) -> None:
         ({"messages": "Hi"}, "messages is 'Hi': must be a list of messages"),
         ({"messages": ["Hi"]}, "messages[0] is 'Hi': must be an object of role and content"),
         ({"messages": [{"role": "user"}]}, "must be an object of role and content"),
-        ({"messages": [{"role": "user", "content": "Hi", "name": "x"}]}, "must be an object of role and content"),
+        ({"messages": [{"role": "user", "content": "Hi", "named": "x"}]}, "must be an object of role and content"),
+        ({"messages": [{"role": "user", "content": "Hi", "name": 3}]}, "messages[0].name is 3: must be a string"),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "must be an object of role and content"),
+        ({"messages": [{"role": "assistant", "tool_calls": {"id": "a"}}]}, "tool_calls is {'id': 'a'}: must be a list"),
+        ({"messages": [{"role": "assistant", "tool_calls": ["a"]}]}, "messages[0].tool_calls[0] is 'a': must be an"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, 'has no field named "function"'),
+        ({"messages": [], "tools": {"name": "a"}}, "tools is {'name': 'a'}: must be a list of tools"),
+        ({"messages": [], "tools": [{"type": "function"}]}, 'has no field named "type"'),
+        ({"messages": [], "tools": [{"name": "a", "parameters": 3}]}, "tools[0] is"),
+        ({"messages": [], "tools": [{"name": "a", "parameters": {"\ud800": 3}}]}, "tools[0] is"),
+        ({"messages": [], "tool_choice": "any"}, "tool_choice is 'any': must be one of auto, none, required"),
+        ({"messages": [], "tool_choice": ["auto"]}, "tool_choice is ['auto']: must be one of"),
+        ({"messages": [], "tool_name": 3}, "tool_name is {'tool_name': 3}"),
+        ({"messages": [], "parallel_tool_calls": "no"}, "parallel_tool_calls is"),
+        ({"prompt": "A", "tools": []}, "tools is []: needs messages"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content is 3: must be a string or a list"),
         ({"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}, "messages[0].content[0] is"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages[0].content[0] is"),
@@ -211,6 +259,14 @@ def test_what_a_search_found_has_its_score() -> None:
     found = [pb.SequenceResult(text="x", score=-0.5), pb.SequenceResult(text="y", score=-0.75)]
     values = json.loads(result_line(line, pb.GenerateResponse(sequences=found, usage=USAGE)))
     assert [s["score"] for s in values["sequences"]] == [-0.5, -0.75]
+
+
+def test_calls_and_reasoning_are_typed() -> None:
+    calls = [pb.ToolCall(id="c1", name="weather", arguments='{"city": "Oslo"}')]
+    made = pb.SequenceResult(tool_calls=calls, reasoning="Hm.", finish_reason=pb.FINISH_REASON_CLOSED)
+    values = json.loads(result_line(parse({"messages": []}), pb.GenerateResponse(sequences=[made], usage=USAGE)))
+    assert values["tool_calls"] == [{"id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'}]
+    assert (values["text"], values["reasoning"], values["finish_reason"]) == ("", "Hm.", "closed")
 
 
 def test_failure_names_code_and_reason() -> None:

@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 from quire.v1 import generation_service_pb2 as pb
 
+from rpc.batch.lines import parse_line
 from rpc.client.specs import spec_of
 from rpc.frontend.errors import RequestFailed
 from rpc.gateway.chat_schema import ChatRequest
@@ -57,6 +58,9 @@ def test_they_agree(choice: Choice, name: str, parallel: bool) -> None:
     assert native.messages[1].tool_calls == (CALL,)
     assert native.messages[1].reasoning == "I see"
     assert (native.messages[2].tool_call_id, native.messages[2].name) == ("id1", "two")
+    line = parse_line(0, 1, json.dumps({"messages": turns(OWN_CALL, "reasoning"), **options}).encode())
+    assert line.request is not None
+    assert chat_of(spec_from(line.request.spec)) == native
     wanted = {"type": "function", "function": {"name": name}} if name else choice.value
     body = {"messages": turns(OPENAIS_CALL, "reasoning_content"), "tools": OPENAIS, "tool_choice": wanted,
             "parallel_tool_calls": parallel}  # fmt: skip
