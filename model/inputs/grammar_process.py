@@ -28,6 +28,7 @@ from model.inputs.chat_output.grammar import OutputGrammar
 from model.inputs.chat_output.grammar_form import OUTPUT, OutputForm
 from model.inputs.completion import Completions
 from model.inputs.grammars import FIRST_SPECIAL, ByteVocabulary, GrammarRefused, grammar_of, is_list, try_grammar
+from model.inputs.output_states import OutputStates
 from model.inputs.process_limits import limit_memory
 from model.inputs.tag_grammar import PATH, TagGrammar, grammar_of_any
 from scheduler.structural_tags import read_tags
@@ -217,20 +218,15 @@ def matcher_of(kind: str, text: str) -> tuple[LLMatcher, list[str]]:
     return compiled(kind, form)[1], list(form.ids)
 
 
-def is_complete(kind: str, text: str, output: str) -> bool:
-    """Returns whether a marked text is a complete output of a constraint."""
-    matcher, marks = matcher_of(kind, text)
-    tokens, behind = encoded(output, marks), matcher.deep_copy()
-    return behind.try_consume_tokens(tokens) == len(tokens) and behind.is_accepting()
-
-
-def answer_to(line: str) -> dict[str, str]:
-    """Returns the answer to a line."""
+def answer_to(line: str, states: OutputStates | None = None) -> dict[str, str]:
+    """Returns the answer to a line. states: of outputs that were asked about before; None for none."""
     try:
         asked = json.loads(line)
         kind, text = asked["kind"], asked["text"]
         if (output := asked.get("output")) is not None:
-            return {"complete": "1"} if is_complete(kind, text, output) else {}
+            known = OutputStates(matcher_of, encoded) if states is None else states
+            complete = known.is_complete(kind, text, output)
+            return {"complete": "1"} if complete else {}
         form = form_of(kind, text)
         try:
             grammar, matcher = compiled(kind, form)
@@ -261,9 +257,10 @@ def serve() -> None:
     limit_memory(first["memory"])
     tokenizer_of(0)
     answer({})
+    states = OutputStates(matcher_of, encoded)
     while line := sys.stdin.readline():
         signal.setitimer(signal.ITIMER_PROF, first["seconds"])
-        given = answer_to(line)
+        given = answer_to(line, states)
         signal.setitimer(signal.ITIMER_PROF, 0)
         answer(given)
 

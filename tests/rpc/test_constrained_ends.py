@@ -17,7 +17,7 @@ from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
 from rpc.frontend.output import Finish, FinishReason, OutputGap, StepTokens
 from rpc.frontend.stream import RequestStream
-from scheduler.events import End, EndReason
+from scheduler.events import End, EndReason, Submit
 from scheduler.limits import Limits, ModelDefaults
 from scheduler.parameters import Output, Sampling, Stopping
 from scheduler.resolve import resolve
@@ -290,6 +290,48 @@ async def test_without_an_answer_a_stop_string_fails_and_an_end_is_none_in_time(
                 assert await given_text(frontend, engine, asked, text) == Ended(text, 2, LENGTH)
         finally:
             frontend.shutdown()
+
+
+@pytest.mark.parametrize("text", ["ab", "ab.ab.b"])
+async def test_an_engine_that_fails_meanwhile_changes_no_end(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """A sequence of which it has reported all does not move; another goes on behind the stop string on a new engine."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(question: Question) -> bool:
+        asked.set()
+        return answer.wait(60) and matches(question)
+
+    monkeypatch.setattr("rpc.frontend.outputs.Outputs._is_complete", lambda self, question: slow(question))
+    frontend, engine = make(tokenizer)
+    try:
+        ends = "." not in text
+        structured = Structured.regex("ab" if ends else "ab\\.ab")
+        spec = Spec("a", structured=structured, stopping=Stopping(max_tokens=40, stop=(".",)))
+        async with frontend.open(spec, "a", None) as live:
+            (attempt,) = engine.submitted()
+            written = ids(text)
+            step = [(attempt, i, token) for i, token in enumerate(written[:4])]
+            engine.deliver(outputs(step, [(attempt, EndReason.LENGTH)] if ends else (), [attempt]))
+            await asyncio.to_thread(asked.wait, 60)
+            engine.deliver(outputs((), [(attempt, EndReason.ENGINE_FAILED)]))
+            frontend.detach()
+            frontend.attach(engine)  # as the one that takes its place
+            moved = [event for event in engine.sent if isinstance(event, Submit)][1:]
+            assert len(moved) == (0 if ends else 1)
+            for event in moved:
+                assert event.emitted == (tuple(ids("ab.")),)
+                engine.deliver(outputs([(event.attempt, i, token) for i, token in enumerate(written) if i >= 3]))
+            answer.set()
+            async with asyncio.timeout(60):
+                while not live.stream.ended:
+                    await live.wait()
+            made = ended(live.stream, "".join(delta.text for delta in live.stream.take()))
+            assert made == (Ended("ab", 2, CLOSED) if ends else Ended("ab.ab", 6, STOPPED, "."))
+    finally:
+        answer.set()
+        frontend.shutdown()
 
 
 async def test_a_request_that_leaves_meanwhile_takes_its_question_with_it(

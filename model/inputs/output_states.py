@@ -1,0 +1,59 @@
+"""Whether texts are complete outputs of their constraints, in the process that tries grammars.
+
+A stop string within values is found again and again, each time behind a longer text of the same output. So the states
+behind the last texts are kept, and a text that begins with one of them is read from there on.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from llguidance import LLMatcher
+
+MOST_KEPT = 16  # states; one behind 83,000 bytes of JSON takes 6 MiB
+
+
+class OutputText(NamedTuple):
+    """A beginning of an output, and its constraint."""
+
+    kind: str
+    constraint: str
+    text: str
+
+
+class OutputStates:
+    """Answers questions about outputs.
+
+    Args:
+        start: Returns the matcher of a constraint at the start of an output, which is not changed, and the marks of its
+            special tokens.
+        encoded: Returns the tokens of a text with these marks.
+        most: States that are kept.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[str, str], tuple[LLMatcher, list[str]]],
+        encoded: Callable[[str, list[str]], Sequence[int]],
+        most: int = MOST_KEPT,
+    ) -> None:
+        self._start, self._encoded, self._most = start, encoded, most
+        self._kept: OrderedDict[OutputText, LLMatcher] = OrderedDict()
+
+    def __len__(self) -> int:
+        """The number of states."""
+        return len(self._kept)
+
+    def is_complete(self, kind: str, constraint: str, text: str) -> bool:
+        """Returns whether a marked text is a complete output of a constraint. Raises GrammarRefused."""
+        matcher, marks = self._start(kind, constraint)
+        begun = [one for one in self._kept if one[:2] == (kind, constraint) and text.startswith(one.text)]
+        before = max(begun, key=lambda one: len(one.text), default=None)
+        state = matcher.deep_copy() if before is None else self._kept.pop(before)
+        tokens = self._encoded(text if before is None else text[len(before.text) :], marks)
+        if state.try_consume_tokens([*tokens]) < len(tokens):
+            return False
+        self._kept[OutputText(kind, constraint, text)] = state
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        return state.is_accepting()
