@@ -132,6 +132,13 @@ def test_what_is_cut_short_says_so_in_a_reason_that_openai_has(reason: pb.Finish
     assert (piece.finish, piece.stop) == ("length", told)
 
 
+def test_what_its_constraint_has_closed_in_time_is_whole() -> None:
+    call = pb.ToolCallDelta(index=0, id="c", name="now", arguments="{}")
+    (text,) = taken(chat(), (0, message(pb.SequenceDelta(text="{}", finish_reason=pb.FINISH_REASON_CLOSED))))
+    (calls,) = taken(chat(), (0, message(pb.SequenceDelta(tool_calls=[call], finish_reason=pb.FINISH_REASON_CLOSED))))
+    assert [(piece.finish, piece.stop) for piece in (text, calls)] == [("stop", None), ("tool_calls", None)]
+
+
 def test_a_stop_token_is_told_where_it_was_asked_for() -> None:
     made = chat(stop_token_ids=[4])
     for token, told in ((4, 4), (0, None)):

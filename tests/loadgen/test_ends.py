@@ -62,8 +62,8 @@ def open_inference(reason: str, seen: Observation) -> None:
 
 CASES = [
     (protocol, reason, code)
-    for protocol, known in ((native, "SLAD"), (openai, "SLA"), (open_inference, "SLAD"))
-    for reason, code in (("STOP", ""), ("LENGTH", ""), ("ABORTED", "ABORTED"), ("DEADLINE", "DEADLINE"))
+    for protocol, known in ((native, "SLADC"), (openai, "SLA"), (open_inference, "SLAD"))
+    for reason, code in (("STOP", ""), ("LENGTH", ""), ("ABORTED", "ABORTED"), ("DEADLINE", "DEADLINE"), ("CLOSED", ""))
     if reason[0] in known
 ]
 

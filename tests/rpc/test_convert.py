@@ -107,6 +107,7 @@ FINISHES = [
     (Finish(FinishReason.STOP, stop_string="a"), (pb.FINISH_REASON_STOP, "a", None)),
     (Finish(FinishReason.ABORTED), (pb.FINISH_REASON_ABORTED, None, None)),
     (Finish(FinishReason.DEADLINE), (pb.FINISH_REASON_DEADLINE, None, None)),
+    (Finish(FinishReason.CLOSED), (pb.FINISH_REASON_CLOSED, None, None)),
 ]
 
 

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from quire import LLM, Beam, InvalidRequest, Output, PromptsFailed, RequestFailed, Sampling, Stopping
+from quire import LLM, Beam, InvalidRequest, Output, PromptsFailed, RequestFailed, Sampling, Stopping, Structured
 
 from rpc.offline.keywords import CHAT_KEYWORDS, CONSTRUCTOR_KEYWORDS, GENERATE_KEYWORDS
 from scheduler.parameters import REQUEST_KEYWORDS
@@ -312,3 +312,19 @@ def test_drafts_change_no_output(llm: LLM) -> None:
 def test_drafts_are_refused_beside_what_they_do_not_go_with(beside: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LLM("demo", speculative_tokens=2, **beside)
+
+
+def test_ends_that_depend_on_a_constraint(llm: LLM) -> None:
+    """As from a server: `tests/rpc/test_constrained_ends.py` has the rules."""
+    words, most = Structured.regex("[a-z]{3}(,[a-z]{3})*"), Stopping(max_tokens=40)
+    whole = llm.generate("ROMEO:", Sampling(seed=3), most, structured=words)[0]
+    assert str(whole.finish) in ("stop", "closed")
+    assert re.fullmatch("[a-z]{3}(,[a-z]{3})*", whole.text)
+    stops = (whole.text[1], ",")  # the first stands within the first word
+    cut = llm.generate("ROMEO:", Sampling(seed=3), Stopping(max_tokens=40, stop=stops), structured=words)[0]
+    assert whole.text.startswith(cut.text)
+    assert (str(cut.finish), cut.finish.stop_string, len(cut.text) % 4) == ("stop", ",", 3)
+    several = llm.generate(
+        "ROMEO:", Sampling(seed=4, sequence_count=3), Stopping(max_tokens=4), structured=Structured.regex("[a-z ]+")
+    )[0]
+    assert {str(one.finish) for one in several.sequences} == {"closed"}
