@@ -331,17 +331,21 @@ class SequenceOutput:
         """
         if self.finish is not None:
             return
+        of_engine = finish.reason in (FinishReason.STOP, FinishReason.LENGTH)
         if self.question is None:
             self._end(finish)
-        elif finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        elif of_engine:
             self._ending = self._ending or finish
-        else:
-            if self._match is not None:
-                self._give(self._match.before)
-            of_engine = self._ending if self._match is None else None
-            self.question = self._match = None
-            self._waiting.clear()
-            self._finish(of_engine or finish)
+        if self.question is not None and not of_engine:
+            self._cut_off(finish)
+
+    def _cut_off(self, finish: Finish) -> None:
+        """Ends the sequence without an answer. Where the question is about its end, the engine's reason holds."""
+        if self._match is not None:
+            self._give(self._match.before)
+        self._finish(finish if self._match is not None or self._ending is None else self._ending)
+        self.question = self._match = None
+        self._waiting.clear()
 
     def _end(self, finish: Finish) -> None:
         """Reads the rest of the text. Called again with the same end where an answer lets the sequence go on."""

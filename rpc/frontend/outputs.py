@@ -55,6 +55,9 @@ class Outputs:
         if spec.structured is not None:
             check_structured(spec, spec.structured, limits)
             self._check_tags(spec, spec.structured)
+            reasons = isinstance(spec.prompt, Chat) and self.form.reasoning is not None and spec.output.raw_text
+            says = "beside a constraint does not go with output.raw_text, which has the reasoning too"
+            require(not (reasons and spec.stopping.stop), "stopping.stop", spec.stopping.stop, says)
         if tool_use.offered:
             if self.form.tools is None:
                 message = "the form of this model's tool calls is not known: see --tool-format of `quire serve`"

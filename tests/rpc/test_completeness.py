@@ -146,6 +146,16 @@ def test_tags_of_special_tokens_are_searched_where_these_are_text(made: Outputs,
     assert sequence.finish == Finish(CLOSED)
 
 
+def test_the_raw_text_of_a_model_that_reasons_is_not_searched(made: Outputs) -> None:
+    """The constraint is on the answer alone, and where that begins is not read."""
+    stops, raw = Stopping(stop=("2",)), Output(raw_text=True)
+    with pytest.raises(InvalidRequest, match=r"does not go with output\.raw_text") as refused:
+        made.check(asked(None, ANSWER, stopping=stops, output=raw), LIMITS)
+    assert refused.value.field == "stopping.stop"
+    made.check(Spec("a", structured=ANSWER, stopping=stops, output=raw), LIMITS)
+    made.check(asked(None, stopping=stops, output=raw), LIMITS)
+
+
 # The process that knows the constraint
 
 

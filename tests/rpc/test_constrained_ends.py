@@ -10,6 +10,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders
+from tokenizers.models import BPE
 
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.completeness import Completeness, Question
@@ -51,11 +54,11 @@ def by_characters(text: str, stops: Sequence[str], pattern: str, include: bool, 
     return Ended(text, len(text), CLOSED if re.fullmatch(pattern, text) else LENGTH)
 
 
-def stream_of(spec: Spec, is_complete: Callable[[Question], bool]) -> RequestStream:
+def stream_of(spec: Spec, is_complete: Callable[[Question], bool], tokenizer: Tokenizer = TOKENIZER) -> RequestStream:
     assert spec.structured is not None
     request = resolve(spec, [1, 2], LIMITS, ModelDefaults(eos_token_ids=(0,)), 0, grammar="G")
-    completeness = Completeness(spec.structured, spec.structured, {}, (), TOKENIZER, is_complete)
-    return RequestStream(spec, request, TOKENIZER, completeness=completeness)
+    completeness = Completeness(spec.structured, spec.structured, {}, (), tokenizer, is_complete)
+    return RequestStream(spec, request, tokenizer, completeness=completeness)
 
 
 def matches(question: Question) -> bool:
@@ -180,6 +183,26 @@ def test_what_cuts_it_off_does_not_wait_for_an_answer(reason: FinishReason) -> N
     stream.close(Finish(reason))
     (delta,) = stream.take()
     assert (delta.text, len(delta.token_ids), delta.finish) == ("ab", 3, Finish(reason))
+
+
+def test_a_stop_string_that_the_last_held_bytes_complete_does_not_hold_a_deadline_up() -> None:
+    """The last two bytes are a character alone, and are held until the end, as another byte may follow."""
+    library = Library(BPE({f"<0x{byte:02X}>": byte for byte in range(256)}, [], byte_fallback=True))
+    library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = Tokenizer(library)
+    spec = Spec("x", stopping=Stopping(stop=("né",)), structured=Structured.regex("un "))
+    for reason, expected in ((FinishReason.DEADLINE, Ended("un ", 6, FinishReason.DEADLINE)), (LENGTH, None)):
+        stream = stream_of(spec, matches, tokenizer)
+        step = StepTokens.from_outputs(outputs([(0, i, token) for i, token in enumerate("un né".encode())]))
+        for i in range(len(step.tokens)):
+            stream.accept(step, i)
+        assert stream.sequences[0].question is None, "the last character is still held"
+        stream.close(Finish(reason))
+        assert stream.ended is (expected is not None)
+        if expected is None:
+            assert stream.sequences[0].settle()
+            expected = Ended("un ", 6, STOPPED, "né")
+        assert ended(stream, stream.take()[0].text) == expected
 
 
 def test_a_deadline_does_not_change_the_end_that_an_engine_has_reported() -> None:

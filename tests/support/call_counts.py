@@ -127,7 +127,7 @@ class CallCounts:
 
     def _end(self, reason: str, submitted: bool, by_sequence: Counter[int]) -> None:
         self.add(**{ended(reason): 1}, quire_e2e_request_latency_seconds_count=int(submitted))
-        if reason in ("stop", "length", "deadline"):
+        if reason in ("stop", "length", "closed", "deadline"):
             self.add(
                 quire_request_generation_tokens_count=max(1, len(by_sequence)),
                 quire_request_generation_tokens_sum=by_sequence.total(),
