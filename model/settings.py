@@ -36,8 +36,8 @@ class ModelSettings:
     model: str = field(
         default="demo",
         metadata={
-            "help": "Model directory (Hugging Face layout), a GGUF file (of several the first), a name on the hub, or "
-            "`demo` for the one that ships."
+            "help": "Model directory (Hugging Face layout), a GGUF file (of several the first), a name on the hub, "
+            "`demo` for the one that ships, or `sim:PROFILE` for engines that compute nothing."
         },
     )
     served_model_name: str | None = field(
@@ -177,3 +177,34 @@ class ModelSettings:
             raise ValueError(f"--image-cache-memory is {self.image_cache_memory}, must be at least 0 bytes")
         if self.host_cache_memory is not None and self.host_cache_memory < 1:
             raise ValueError(f"--host-cache-memory is {self.host_cache_memory}, must be at least 1 byte")
+
+
+MOST_OUTPUT = 10_000_000.0  # tokens
+MOST_SPEED = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationSettings:
+    """Settings of simulated engines, `--model sim:NAME`."""
+
+    speed: float = field(
+        default=1.0,
+        metadata={
+            "flag": "--sim-speed",
+            "help": "How many times faster than the profile says steps are: 10 takes a tenth of the time, 0.5 twice.",
+        },
+    )
+    output_tokens: float = field(
+        default=256.0,
+        metadata={
+            "flag": "--sim-output-tokens",
+            "help": "Mean length of outputs that no max_tokens ends before, lognormal. 0: there is no end token, and "
+            "each output goes on to its max_tokens.",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if not 1 / MOST_SPEED <= self.speed <= MOST_SPEED:
+            raise ValueError(f"--sim-speed is {self.speed}, must be in [{1 / MOST_SPEED:g}, {MOST_SPEED:g}]")
+        if not (self.output_tokens == 0 or 1 <= self.output_tokens <= MOST_OUTPUT):
+            raise ValueError(f"--sim-output-tokens is {self.output_tokens}, must be 0 or in [1, {MOST_OUTPUT:g}]")

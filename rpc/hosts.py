@@ -4,15 +4,18 @@ It is no part of `rpc.engines`, which knows nothing of Ray. Imports neither torc
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from model.settings import ModelSettings
+from model.simulated.naming import is_simulated
 from rpc.cluster.host import RayCluster, RayHost
 from rpc.engines.gpus import EngineGpus, gpus_of_engines
 from rpc.engines.host import EngineHost
-from rpc.engines.launchers import Forker, Launcher, Spawner
+from rpc.engines.launchers import SIMULATED, Forker, Launcher, Spawner
 from rpc.engines.process import ProcessHost
+from rpc.engines.simulated import check_simulated
 from rpc.engines.thread import ThreadHost
 from rpc.paths import model_name
 from rpc.settings import EngineConfig, EngineSettings, ServerSettings
@@ -33,7 +36,11 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
     engine, most = settings.engine, settings.most_replicas
     config = replace(settings.engine_config, secret=secret.hex(), publishes_kv_events=most > 1, engines_here=most)
     apart = engine.metrics_targets is not None
+    simulated = is_simulated(settings.model.model)
     config = replace(config, shows_metrics=apart)
+    if simulated:
+        check_simulated(config)  # before a process is started for it
+        config = replace(config, model=replace(config.model, device="cpu"))
     if engine.in_ray:
         if engine.ray_address is not None:
             config = replace(config, engines_here=1)  # the driver sets it once it knows the engine's node
@@ -41,7 +48,7 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
         cluster = RayCluster(engine, processes, _name_of(settings.model), settings.observe.log_format)
         return [RayHost(number, cluster, config, engine) for number in range(most)]
     if engine.devices is not None:
-        if settings.model.device == "cpu":
+        if config.model.device == "cpu":
             raise ValueError(f"--devices is {engine.devices!r}, but engines run on a CPU (--device)")
         config = replace(config, model=replace(config.model, device="cuda"))  # not on a CPU because torch sees none
     gpus = EngineGpus((None,) * most, (1,) * most)
@@ -57,7 +64,7 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
             "--metrics-targets: an engine in a thread of this process has no metrics of its own (--engine)"
         )
     if most > 1 or shared or apart or engine.engine == "process" or _chooses_process(engine, config):
-        launcher = choose_launcher(config.model.device)
+        launcher = choose_launcher(config.model.device, SIMULATED if simulated else None)
         return [
             ProcessHost(launcher, replace(config, engines_on_gpu=sharing), engine, _environment(names))
             for names, sharing in zip(gpus.names, gpus.sharing, strict=True)
@@ -65,14 +72,18 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
     return [ThreadHost(config)]
 
 
-def choose_launcher(device: str) -> Launcher:
+def choose_launcher(device: str, modules: Sequence[str] | None = None) -> Launcher:
     """Chooses how processes of engines start: forked where that is safe, else spawned.
 
     A fork is not safe on a GPU: CUDA does not survive one if the fork server has touched it, and most of a start is
     CUDA's anyway. It is not safe on macOS, where frameworks that torch loads do not survive one. And the fork server
     needs pidfd_open and prctl, which Linux alone has.
+
+    Args:
+        device: Device of the engines.
+        modules: Modules that a fork server imports; None: those of an engine on a CPU.
     """
-    return Forker() if sys.platform == "linux" and not _may_use_cuda(device) else Spawner()
+    return Forker(modules) if sys.platform == "linux" and not _may_use_cuda(device) else Spawner()
 
 
 def _environment(gpus: str | None) -> dict[str, str]:

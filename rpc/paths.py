@@ -8,6 +8,7 @@ from model.errors import CheckpointError
 from model.files import open_regular, read_file
 from model.gguf.reader import GGUFFile
 from model.gguf.split import SUFFIX, is_gguf, model_stem
+from model.simulated.naming import checkpoint_directory, is_simulated, simulated_name
 
 DEMO = "demo"
 INPUTS = ["*.json", "*.model", "*.jinja"]
@@ -25,13 +26,16 @@ def model_directory(name: str) -> Path:
     """Returns a model's directory, after a download where it is on the hub, or its GGUF file.
 
     Args:
-        name: "demo" for the demo model, else a local directory or GGUF file, else a name on the hub.
+        name: "demo" for the demo model, "sim:..." for a simulated one, which has a tokenizer alone, else a local
+            directory or GGUF file, else a name on the hub.
 
     Raises:
         CheckpointError: Neither directory nor file has this name, and the hub did not give it.
     """
     if name == DEMO:
         return demo_directory()
+    if is_simulated(name):
+        return checkpoint_directory()
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -74,4 +78,6 @@ def inputs_digest(directory: Path) -> bytes:
 
 def model_name(name: str, directory: Path) -> str:
     """Returns the name under which a model is served if the operator gives none."""
+    if is_simulated(name):
+        return simulated_name(name)
     return "quire-demo" if name == DEMO else model_stem(Path(name).name) or directory.name

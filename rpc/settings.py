@@ -5,7 +5,8 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 
 from cache_manager.settings import CacheSettings
-from model.settings import ModelSettings, Sharing
+from model.settings import ModelSettings, Sharing, SimulationSettings
+from model.simulated.naming import is_simulated
 from rpc.addresses import is_loopback
 from rpc.frontend.settings import FrontendSettings
 from rpc.observe.settings import ObserveSettings
@@ -320,6 +321,7 @@ class EngineConfig:
         shows_metrics: The engine serves its metrics on a port of its own.
         log_format: Format of the log lines: "text" or "json".
         record: Flight recorder.
+        simulation: Simulated engines.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -335,6 +337,7 @@ class EngineConfig:
     shows_metrics: bool = False
     log_format: str = "text"
     record: RecordSettings = field(default_factory=RecordSettings)
+    simulation: SimulationSettings = field(default_factory=SimulationSettings)
 
     @property
     def sharing(self) -> Sharing:
@@ -361,6 +364,7 @@ class EngineConfig:
             values["shows_metrics"],
             values["log_format"],
             RecordSettings(**values["record"]),
+            SimulationSettings(**values["simulation"]),
         )
 
 
@@ -381,8 +385,11 @@ class ServerSettings:
     scaling: ScalingSettings = field(default_factory=ScalingSettings)
     observe: ObserveSettings = field(default_factory=ObserveSettings)
     record: RecordSettings = field(default_factory=RecordSettings)
+    simulation: SimulationSettings = field(default_factory=SimulationSettings)
 
     def __post_init__(self) -> None:
+        if self.simulation != SimulationSettings() and not is_simulated(self.model.model):
+            raise ValueError("--sim-speed and --sim-output-tokens are for simulated engines: --model sim:PROFILE")
         most = self.scaling.replicas
         if most is not None and not self.engine.replicas <= most <= MOST_REPLICAS:
             raise ValueError(
@@ -401,7 +408,7 @@ class ServerSettings:
     @property
     def engine_config(self) -> EngineConfig:
         config = EngineConfig(self.model, self.scheduler, self.queue, self.request, self.cache)
-        return replace(config, log_format=self.observe.log_format, record=self.record)
+        return replace(config, log_format=self.observe.log_format, record=self.record, simulation=self.simulation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cache_manager.settings import CacheSettings
-from model.settings import ModelSettings
+from model.settings import ModelSettings, SimulationSettings
 from rpc.cli.admin import admin
 from rpc.cli.batch import batch
 from rpc.cli.bench import bench
@@ -20,6 +20,7 @@ from rpc.cli.models import models
 from rpc.cli.options import Config, build, parse_size, with_settings
 from rpc.cli.replay import replay
 from rpc.cli.simulate import calibrate, plan, simulate
+from rpc.cli.simulated import with_profile
 from rpc.cli.top import top
 from rpc.distribution import own_version
 from rpc.frontend.settings import FrontendSettings
@@ -89,9 +90,10 @@ def _root(
         SharingSettings: "Other frontends",
         ObserveSettings: "Logs and traces",
         RecordSettings: "Flight recorder",
+        SimulationSettings: "Simulated engines",
     }
 )
-def serve(config: Config = None, **values: Any) -> None:
+def serve(context: typer.Context, config: Config = None, **given: Any) -> None:
     """Serve a model over gRPC until SIGTERM, which drains: running requests end, new ones are refused."""
 
     def run() -> None:
@@ -99,6 +101,7 @@ def serve(config: Config = None, **values: Any) -> None:
 
         from rpc.server import serve as serve_own
 
+        values = with_profile(context, given)
         settings = ServerSettings(
             model=build(ModelSettings, values),
             listen=build(ListenSettings, values),
@@ -113,10 +116,11 @@ def serve(config: Config = None, **values: Any) -> None:
             scaling=build(ScalingSettings, values),
             observe=build(ObserveSettings, values),
             record=build(RecordSettings, values),
+            simulation=build(SimulationSettings, values),
         )
         asyncio.run(serve_own(settings, _announce, _make_dashboard))
 
-    _serve(run, values["log_format"])
+    _serve(run, given["log_format"])
 
 
 @app.command()

@@ -1,35 +1,31 @@
 """Assembles an engine from a loaded model, a cache manager and a scheduler. Imports torch."""
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from cache_manager.block_hash import BlockHasher
-from cache_manager.kv_events import KVEventLog
 from model.config import ModelConfig, read_config
 from model.errors import RankLost
 from model.loading import LoadedModel, choose_device, load
 from model.overlapped import Overlapped
 from model.parallel.shard import Shard
 from model.sampling.logits_processors import LogitsProcessorFactory
+from model.simulated.naming import is_simulated
 from rpc.engines.follower import set_threads
 from rpc.engines.group import EngineGroup, FollowerProcesses, Followers, GroupExecutor
 from rpc.engines.local import LocalEngine
 from rpc.engines.pages import EnginePages
-from rpc.engines.recordings import start_recorder
+from rpc.engines.scheduling import check_settings, make_scheduler
 from rpc.frontend.engine_client import EngineInfo
 from rpc.paths import model_directory
 from rpc.settings import EngineConfig
 from scheduler.blueprint import Blueprint
 from scheduler.engine import Sink
-from scheduler.recording import RecordedScheduler
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.step import Executor
-
-SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,29 +78,15 @@ def assemble(
         CheckpointError: The model's files cannot be used.
         ValueError: The configuration does not fit the model or the machine.
     """
+    if is_simulated(config.model.model):
+        raise ValueError(f"--model {config.model.model} is simulated, and has no weights: only `quire serve` runs it")
     set_threads(config)
     directory = model_directory(config.model.model)
     scheduling = config.scheduler
     if scheduling.steps_in_flight is None:
         scheduling = replace(scheduling, steps_in_flight=2 if choose_device(config.model.device) == "cuda" else 1)
         config = replace(config, scheduler=scheduling)
-    secret = bytes.fromhex(config.secret) or secrets.token_bytes(SECRET_BYTES)
-    if config.model.host_cache_memory is not None and not config.cache.prefix_cache:
-        raise ValueError("--host-cache-memory keeps pages of the prefix cache: it does nothing with --no-prefix-cache")
-    recompute = scheduling.recompute
-    if config.model.host_cache_memory is not None and recompute:
-        raise ValueError("--host-cache-memory keeps what --recompute never reads")
-    if scheduling.draft_tokens and recompute:
-        raise ValueError("--speculative-tokens does not go with --recompute, which computes all tokens at each step")
-    if scheduling.draft_tokens and (factories or config.model.logits_processors):
-        raise ValueError(
-            "--speculative-tokens does not go with --logits-processors: a processor's row draws one token at a time"
-        )
-    if scheduling.draft_tokens and config.record.file is not None and not config.record.tokens:
-        raise ValueError(
-            "--record with --speculative-tokens needs --record-tokens: draft tokens are guessed from tokens that the "
-            "recording does not have otherwise"
-        )
+    check_settings(config, bool(factories or config.model.logits_processors))
     model = read_config(directory)
     if scheduling.draft_tokens and model.recurrent:
         raise ValueError(
@@ -112,19 +94,13 @@ def assemble(
         )
     check_indivisible(model, scheduling)
     loaded, group = _load(config, directory, followers, factories)
-    hashed = config.cache.prefix_cache and not recompute
+    hashed = config.cache.prefix_cache and not scheduling.recompute
     blueprint = Blueprint(
         scheduling, config.queue, loaded.layout, loaded.pages, config.cache.eviction, loaded.host_slots, hashed,
         loaded.readiness.asks_factories,
     )  # fmt: skip
-    cache = blueprint.cache()
-    if hashed and config.publishes_kv_events:
-        cache.prefix.index.log = KVEventLog()
-    hasher = BlockHasher(secret, loaded.numerics, loaded.layout.page_size) if hashed else None
-    recorder = start_recorder(blueprint, config.record)
-    if recorder is None:
-        return EngineParts(loaded, blueprint.scheduler(cache, hasher), group, hasher)
-    return EngineParts(loaded, RecordedScheduler(blueprint, cache, hasher, recorder), group, hasher)
+    scheduler, hasher = make_scheduler(config, blueprint, loaded.numerics)
+    return EngineParts(loaded, scheduler, group, hasher)
 
 
 def _load(

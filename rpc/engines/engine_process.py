@@ -14,6 +14,7 @@ from grpc import aio
 from quire.engine.v1 import engine_service_pb2_grpc as pb_grpc
 
 from model.errors import CheckpointError
+from model.simulated.naming import is_simulated
 from rpc.engines.local import LocalEngine
 from rpc.engines.reaping import die_with_parent
 from rpc.heap import freeze_heap
@@ -49,6 +50,11 @@ def make_engine(
         CheckpointError: The model's files cannot be used.
         ValueError: The configuration does not fit the model or the machine.
     """
+    if is_simulated(config.model.model):
+        from rpc.engines.simulated import make_simulated
+
+        freeze_heap()
+        return make_simulated(config, sink)
     from rpc.engines.assembly import assemble  # here, since it imports torch: Ray's driver, too, imports this module
 
     freeze_heap()

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rpc.engines.forks import ForkError, ForkOrder, ForkServer
@@ -17,6 +17,8 @@ log = logging.getLogger("quire.engines")
 MODULE = "rpc.engines.engine_process"
 PRELOADED = ("rpc.engines.assembly", "model.cpu.backend", MODULE)
 """Modules that a fork server imports: torch, and all that an engine on a CPU imports while it starts."""
+SIMULATED = ("rpc.engines.simulated", MODULE)
+"""The same of a simulated engine, without torch."""
 
 
 class EngineProcess(Protocol):
@@ -70,9 +72,13 @@ class Forker:
     """Has engines forked by a fork server, which starts with the first engine and again after its own end.
 
     If a fork server does not become ready, say because an import starts a thread, engines are spawned from then on.
+
+    Args:
+        modules: Modules that it imports first; None: `PRELOADED`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str] | None = None) -> None:
+        self._modules = modules
         self._server: ForkServer | None = None
         self._one_at_a_time = asyncio.Lock()  # places that start together share one fork server
         self._can_fork = True
@@ -102,7 +108,7 @@ class Forker:
         if self._server is not None:
             log.warning("the fork server has ended: starting another one")
             await self.close()
-        self._server = ForkServer(PRELOADED)
+        self._server = ForkServer(PRELOADED if self._modules is None else self._modules)
         try:
             await asyncio.to_thread(self._server.wait_ready)
         except ForkError as error:

@@ -16,7 +16,7 @@ class EngineInfo:
         limits: Requests that it can serve.
         pages: Count of pages in its pool.
         dtype: Type of weights and KV.
-        device: "cpu" or "cuda".
+        device: "cpu", "cuda" or "simulated".
         page_size: Tokens of a page.
         numerics: Identity of the weights, formats and kernels that its results depend on. Engines with equal numerics
             give equal tokens.

@@ -22,6 +22,8 @@ from model.inputs.vision.inputs import ImageInputs
 from model.inputs.vision.processed import ProcessedImage
 from model.inputs.vision.registry import read_image_inputs
 from model.settings import ModelSettings
+from model.simulated.config import simulated_config
+from model.simulated.naming import is_simulated
 from rpc.frontend.errors import RequestFailed, invalid
 from rpc.frontend.outputs import Outputs
 from rpc.paths import demo_directory, model_directory, model_name
@@ -341,10 +343,11 @@ def load_preparer(
         ValueError: A public prefix is no text, or cannot be tokenized.
     """
     directory = model_directory(settings.model)
-    config = read_config(directory)
+    simulated = is_simulated(settings.model)
+    config = simulated_config(settings.model) if simulated else read_config(directory)
     defaults = read_defaults(directory, config)
     name = settings.served_model_name or model_name(settings.model, directory)
-    if directory != demo_directory():  # the demo model's tokenizer is Quire's own, so it needs no trial
+    if not simulated and directory != demo_directory():  # these tokenizers are Quire's own, and need no trial
         try_tokenizer(directory)
     tokenizer = load_tokenizer(directory)
     try:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_manager.settings import POLICIES, CacheSettings
-from model.settings import BACKENDS, DEVICES, DTYPES, KV_DTYPES, QUANTIZATIONS, ModelSettings
+from model.settings import BACKENDS, DEVICES, DTYPES, KV_DTYPES, QUANTIZATIONS, ModelSettings, SimulationSettings
 from rpc import hosts
 from rpc.cli.options import flag_of
 from rpc.cluster.host import RayHost
@@ -105,6 +105,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "secret_file": st.none() | st.text(),
     },
     RecordSettings: {"file": st.text(), "steps": COUNT, "tokens": st.booleans()},
+    SimulationSettings: {"speed": st.floats(0.001, 1000.0), "output_tokens": st.just(0.0) | st.floats(1.0, 1e6)},
 }
 HINTS = get_type_hints(EngineConfig)
 VALUES[EngineConfig] = {

@@ -1,0 +1,89 @@
+"""Draws of sequences whose requests change logits: allowed and banned tokens, biases, penalties.
+
+These few see the logits of the whole vocabulary. All others draw from their candidates alone.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.simulated.distribution import FLOOR, LOGITS, VOCABULARY, cumulative, drawn_ranks
+from scheduler.controls import NO_LOGITS_PARAMS, Controls, LogitsParams
+from scheduler.step import NO_TOKEN
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def changes_logits(params: LogitsParams) -> bool:
+    """Returns whether a draw needs more than the candidates. `min_tokens` does not: an output ends later by it."""
+    return replace(params, not_yet=(), min_tokens=0) != NO_LOGITS_PARAMS
+
+
+def whole_logits(candidates: Ints, end: bool, end_token: int) -> Floats:
+    """Returns the logits of a position, [vocabulary].
+
+    Args:
+        candidates: [n] Candidates of the position, likeliest first.
+        end: The output ends here: the end token is likelier than all of them.
+        end_token: That token.
+    """
+    logits = np.full(VOCABULARY, FLOOR)
+    logits[candidates] = LOGITS
+    if end:
+        logits[end_token] = -FLOOR
+    return logits
+
+
+@dataclass(slots=True, eq=False)
+class ChangedRow:
+    """A sequence whose request changes logits.
+
+    Attributes:
+        controls: Controls of its draws.
+        prompt: [n] int32. Tokens of its prompt.
+        output: Tokens that it has drawn.
+    """
+
+    controls: Controls
+    prompt: NDArray[np.int32]
+    output: list[int]
+
+    def changed(self, logits: Floats, position: int) -> Floats:
+        """Returns the logits after the changes, in the order of `LogitsParams`."""
+        params = self.controls.logits_params
+        if params.allowed:
+            kept = np.full(VOCABULARY, -np.inf)
+            kept[list(params.allowed)] = logits[list(params.allowed)]
+            logits = kept
+        else:
+            logits = logits.copy()
+        for banned in params.banned:
+            before = list(banned[:-1])
+            if not before or self.output[-len(before) :] == before:
+                logits[banned[-1]] = -np.inf
+        if position < params.min_tokens:
+            logits[list(params.not_yet)] = -np.inf
+        for token, bias in params.bias:
+            logits[token] += bias
+        self._penalize(logits, params)
+        return logits
+
+    def _penalize(self, logits: Floats, params: LogitsParams) -> None:
+        counts = np.bincount(np.array(self.output, np.int64), minlength=VOCABULARY)
+        if params.repetition != 1.0:
+            seen = counts > 0
+            seen[self.prompt] = True
+            factor = np.where(logits > 0, 1 / params.repetition, params.repetition)
+            logits[seen] *= factor[seen]
+        logits -= params.frequency * counts + params.presence * (counts > 0)
+
+    def draw(self, logits: Floats, position: int, noise: float) -> int:
+        """Returns the drawn token, NO_TOKEN where the controls leave none. noise: in [0, 1)."""
+        changed = self.changed(logits, position)
+        order = np.argsort(-changed, kind="stable")
+        if changed[order[0]] == -np.inf:
+            return NO_TOKEN
+        sums = cumulative(changed[order], self.controls)
+        return int(order[drawn_ranks(sums[None], np.array([noise]))[0]])

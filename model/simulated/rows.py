@@ -1,0 +1,144 @@
+"""Rows of a simulated engine: all that its draws depend on."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.simulated.changed_logits import ChangedRow, changes_logits, whole_logits
+from model.simulated.distribution import (
+    CANDIDATES,
+    END,
+    FLOOR,
+    LOGITS,
+    LOGPROBS,
+    candidates,
+    cumulative,
+    draw_key,
+    draw_noise,
+    drawn_ranks,
+    likeliest,
+    output_length,
+    prompt_key,
+)
+from scheduler.events import Logprobs
+from scheduler.step import Ints, Join
+
+Places = NDArray[np.int64]
+NEVER = -1
+RANKS = np.arange(CANDIDATES)
+WITH_OTHERS = np.append(LOGPROBS, LOGPROBS[0] + np.float32(FLOOR))
+"""Logprob of each candidate, then of a token that is none."""
+
+
+class SimulatedRows:
+    """State of each batch row. A join sets all of a row's state.
+
+    Attributes:
+        prompt: [rows] int64. Tokens of each prompt.
+    """
+
+    def __init__(self, rows: int, output_tokens: float) -> None:
+        """Makes empty rows.
+
+        Args:
+            rows: The number of rows.
+            output_tokens: Mean length of an output; 0: the model draws no end token.
+        """
+        self._mean = output_tokens
+        self.prompt = np.zeros(rows, np.int64)
+        self._prompts, self._draws = np.zeros(rows, np.uint64), np.zeros(rows, np.uint64)
+        self._end = np.full(rows, NEVER, np.int64)  # output position of the end token
+        self._sums = np.ones((rows, CANDIDATES))
+        self._top = np.full(rows, -1, np.int64)
+        self._changed: dict[int, ChangedRow] = {}
+        self._asks: dict[int, Ints] = {}  # prompts whose logprobs are due
+
+    def join(self, join: Join) -> None:
+        """Sets a row. Tokens behind its prompt were drawn by an earlier attempt."""
+        row, controls = join.row, join.controls
+        prompt = join.tokens[: join.prompt_count]
+        self.prompt[row] = join.prompt_count
+        self._prompts[row] = key = prompt_key(prompt)
+        self._draws[row] = draws = draw_key(key, controls, join.index)
+        least = controls.logits_params.min_tokens
+        self._end[row] = max(output_length(draws, self._mean), least) if self._mean else NEVER
+        self._sums[row] = cumulative(LOGITS, controls)
+        self._top[row] = controls.top_logprobs
+        self.leave(row)
+        if changes_logits(controls.logits_params):
+            self._changed[row] = ChangedRow(controls, prompt, join.tokens[join.prompt_count :].tolist())
+        if controls.prompt_logprobs and len(join.tokens) == join.prompt_count:
+            self._asks[row] = prompt
+
+    def leave(self, row: int) -> None:
+        self._changed.pop(row, None)
+        self._asks.pop(row, None)
+
+    def force(self, row: int, token: int) -> None:
+        """Replaces the token that a row drew last."""
+        changed = self._changed.get(row)
+        if changed is not None and changed.output:
+            changed.output[-1] = token
+
+    def draw(self, rows: Places, positions: Places) -> tuple[Ints, Logprobs]:
+        """Draws a token for each of these rows. positions: [n] Output position of each."""
+        first = likeliest(self._prompts[rows], positions)
+        noise = draw_noise(self._draws[rows], positions)
+        ends = positions == self._end[rows]
+        ranks = np.where(ends, 0, drawn_ranks(self._sums[rows], noise))
+        tokens = np.where(ends, END, candidates(first, ranks))
+        chosen, place = LOGPROBS[ranks], ranks + 1
+        for i in [i for i, row in enumerate(rows.tolist()) if row in self._changed] if self._changed else ():
+            tokens[i], rank = self._draw_changed(
+                int(rows[i]), int(positions[i]), candidates(first[i], RANKS), bool(ends[i]), float(noise[i])
+            )
+            chosen[i] = WITH_OTHERS[rank] if tokens[i] >= 0 else 0.0
+            place[i] = rank + 1
+        wanted = int(self._top[rows].max(initial=-1))
+        ids = _alternatives(first, ends, wanted)
+        return tokens.astype(np.int32), logprobs_of(ids, chosen, place)
+
+    def _draw_changed(self, row: int, position: int, ids: Places, end: bool, noise: float) -> tuple[int, int]:
+        """Returns the token that a row with changed logits draws, and its place among the candidates."""
+        changed = self._changed[row]
+        token = changed.draw(whole_logits(ids, end, END), position, noise)
+        changed.output.append(max(token, 0))
+        found = np.flatnonzero((np.append(END, ids) if end else ids)[:CANDIDATES] == token)
+        return token, int(found[0]) if len(found) else CANDIDATES
+
+    def prompt_parts(self, slices: Iterable[list[int]]) -> tuple[tuple[int, int, Logprobs], ...]:
+        """Returns the logprobs of prompt tokens that are due. slices: as in the plan."""
+        parts = []
+        for row, start, count in slices if self._asks else ():
+            prompt = self._asks.get(row)
+            end = 0 if prompt is None else min(start + count, len(prompt) - 1)
+            if prompt is not None and start < end:
+                # Positions of the prompt stand before those of the output, which begin at 0.
+                positions = np.arange(start + 1, end + 1) - len(prompt)
+                first = likeliest(np.full(end - start, self._prompts[row]), positions)
+                found = candidates(first[:, None], RANKS) == prompt[start + 1 : end + 1, None]
+                ranks = np.where(found.any(1), found.argmax(1), CANDIDATES)
+                ids = _alternatives(first, np.zeros(len(first), np.bool_), int(self._top[row]))
+                parts.append((row, start + 1, logprobs_of(ids, WITH_OTHERS[ranks], ranks + 1)))
+        return tuple(parts)
+
+
+def _alternatives(first: Places, ends: NDArray[np.bool_], top: int) -> Places:
+    """Returns the ids of the likeliest tokens of each position, [n, top]. top: -1 for none."""
+    ids = candidates(first[:, None], RANKS[: max(0, top)])
+    if ids.shape[1]:
+        ids[ends, 1:], ids[ends, 0] = ids[ends, :-1], END
+    return ids
+
+
+def logprobs_of(ids: Places, chosen: NDArray[np.float32], place: Places) -> Logprobs:
+    """Returns the logprobs of tokens.
+
+    Args:
+        ids: [n, k] Alternatives of each token, likeliest first.
+        chosen: [n] Logprob of each token.
+        place: [n] Place of each token among the likeliest, from 1.
+    """
+    top = np.broadcast_to(LOGPROBS[: ids.shape[1]], ids.shape).copy()
+    return Logprobs(chosen, place.astype(np.int32), ids.astype(np.int32), top)

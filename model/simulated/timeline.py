@@ -1,0 +1,34 @@
+"""The time of a simulated device, which computes one step after the other."""
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class Timeline:
+    """When steps end. A step begins where it is launched, or where the step before it ends.
+
+    Times are planned, not measured: a wait that takes too long makes no later step end later, while there is one in
+    flight.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: Seconds."""
+        self._clock = clock
+        self._free = 0.0  # when the step that was launched last ends
+        self._interrupted = threading.Event()
+
+    def launch(self, seconds: float) -> float:
+        """Adds a step that takes this long. Returns when it ends."""
+        self._free = max(self._clock(), self._free) + seconds
+        return self._free
+
+    def wait(self, end: float) -> None:
+        """Waits until then, or until `interrupt`."""
+        left = end - self._clock()
+        if left > 0:
+            self._interrupted.wait(left)
+
+    def interrupt(self) -> None:
+        """Ends all waits, from now on. From any thread."""
+        self._interrupted.set()
