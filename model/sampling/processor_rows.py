@@ -15,7 +15,7 @@ from torch import Tensor
 from model.sampling.builtin_processors import BUILT_IN, BuiltIn
 from model.sampling.logits_processors import UserProcessors, args_of
 from model.sampling.sources import NO_SOURCES, ProcessorSources
-from model.structured.forbidding import Forbid, forbid
+from model.structured.forbidding import Forbid, apply_masks, forbid
 from model.structured.grammar_mask import GrammarMask
 from scheduler.controls import NO_LOGITS_PARAMS
 from scheduler.drafts import NO_DRAFTS
@@ -155,5 +155,5 @@ class ProcessorRows:
                 kind.apply_rows(changed, np.array(which), processors, positions[which])  # type: ignore[arg-type] # all of this kind
         if masked := [i for i in asking if int(rows[i]) in self._masks]:
             masks = [self._masks[int(rows[i])] for i in masked]
-            GrammarMask.apply_rows(changed, np.array(masked), masks, forbid)
+            apply_masks(changed, np.array(masked), masks, forbid)
         return changed

@@ -1,16 +1,19 @@
-"""Draws of sequences whose requests change logits: allowed and banned tokens, biases, penalties.
+"""Draws of sequences whose requests change logits: allowed and banned tokens, biases, penalties, constraints.
 
 These few see the logits of the whole vocabulary. All others draw from their candidates alone.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.simulated.distribution import FLOOR, LOGITS, VOCABULARY, cumulative, drawn_ranks
+from model.simulated.distribution import FLOOR, LOGITS, VOCABULARY, cumulative, drawn_ranks, uniform
+from model.structured.grammar_mask import FINITE, GrammarMask
 from scheduler.controls import NO_LOGITS_PARAMS, Controls, LogitsParams
 from scheduler.step import NO_TOKEN
+
+OTHERS = np.arange(VOCABULARY, dtype=np.uint64) << np.uint64(32)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -24,12 +27,15 @@ def changes_logits(params: LogitsParams) -> bool:
 def whole_logits(candidates: Ints, end: bool, end_token: int) -> Floats:
     """Returns the logits of a position, [vocabulary].
 
+    Those of tokens that are no candidates differ a little, so that one of them is the likeliest where a constraint
+    leaves no other.
+
     Args:
         candidates: [n] Candidates of the position, likeliest first.
         end: The output ends here: the end token is likelier than all of them.
         end_token: That token.
     """
-    logits = np.full(VOCABULARY, FLOOR)
+    logits = FLOOR - uniform(OTHERS ^ np.uint64(candidates[0]))
     logits[candidates] = LOGITS
     if end:
         logits[end_token] = -FLOOR
@@ -44,11 +50,19 @@ class ChangedRow:
         controls: Controls of its draws.
         prompt: [n] int32. Tokens of its prompt.
         output: Tokens that it has drawn.
+        mask: Constraint on its output, None where there is none.
     """
 
     controls: Controls
     prompt: NDArray[np.int32]
-    output: list[int]
+    output: list[int] = field(default_factory=list)
+    mask: GrammarMask | None = None
+
+    def drew(self, token: int) -> None:
+        """Records a token of the output."""
+        self.output.append(token)
+        if self.mask is not None:
+            self.mask.drew(token)
 
     def changed(self, logits: Floats, position: int) -> Floats:
         """Returns the logits after the changes, in the order of `LogitsParams`."""
@@ -68,7 +82,7 @@ class ChangedRow:
         for token, bias in params.bias:
             logits[token] += bias
         self._penalize(logits, params)
-        return logits
+        return logits if self.mask is None else _masked(logits, self.mask)
 
     def _penalize(self, logits: Floats, params: LogitsParams) -> None:
         counts = np.bincount(np.array(self.output, np.int64), minlength=VOCABULARY)
@@ -80,10 +94,23 @@ class ChangedRow:
         logits -= params.frequency * counts + params.presence * (counts > 0)
 
     def draw(self, logits: Floats, position: int, noise: float) -> int:
-        """Returns the drawn token, NO_TOKEN where the controls leave none. noise: in [0, 1)."""
+        """Returns the drawn token, NO_TOKEN where the controls leave none. noise: in [0, 1).
+
+        Raises:
+            RequestFault: The constraint on the output cannot be kept.
+        """
         changed = self.changed(logits, position)
         order = np.argsort(-changed, kind="stable")
         if changed[order[0]] == -np.inf:
             return NO_TOKEN
         sums = cumulative(changed[order], self.controls)
-        return int(order[drawn_ranks(sums[None], np.array([noise]))[0]])
+        token = int(order[drawn_ranks(sums[None], np.array([noise]))[0]])
+        return self.mask.settled(token) if self.mask is not None and self.mask.near else token
+
+
+def _masked(logits: Floats, mask: GrammarMask) -> Floats:
+    """Returns the logits with forbidden tokens at -inf. Raises RequestFault."""
+    allowed = np.unpackbits(mask.mask().view(np.uint8), bitorder="little")[:VOCABULARY] == 1
+    if mask.can_only_end:
+        logits = np.maximum(logits, FINITE)
+    return np.where(allowed, logits, -np.inf)

@@ -7,6 +7,7 @@ import numpy as np
 
 from model.simulated.rows import SimulatedRows
 from model.simulated.timeline import Timeline
+from model.structured.grammar_store import GrammarStore
 from scheduler.step import StepPlan, StepResult
 from scheduler.step_costs import StepCosts
 
@@ -20,15 +21,18 @@ class SimulatedExecutor:
         flying: Steps in flight, oldest first: when each ends, and its result.
     """
 
-    def __init__(self, rows: SimulatedRows, costs: StepCosts, timeline: Timeline) -> None:
+    def __init__(
+        self, rows: SimulatedRows, costs: StepCosts, timeline: Timeline, grammars: GrammarStore | None = None
+    ) -> None:
         """Makes an executor.
 
         Args:
             rows: Its batch rows.
             costs: Of a step.
             timeline: Says when steps end, and waits for it.
+            grammars: Grammars of the rows, which it ends with itself.
         """
-        self._rows, self._costs, self._timeline = rows, costs, timeline
+        self._rows, self._costs, self._timeline, self._grammars = rows, costs, timeline, grammars
         self.flying: deque[tuple[float, StepResult]] = deque()
 
     def launch(self, plan: StepPlan) -> None:
@@ -42,9 +46,9 @@ class SimulatedExecutor:
             rows.force(row, token)
         parts = rows.prompt_parts(plan.slices.tolist())
         drawing = plan.logits[:, 1].astype(np.int64)
-        tokens, logprobs = rows.draw(drawing, positions_of(plan) - rows.prompt[drawing] + 1)
+        tokens, logprobs, faults = rows.draw(drawing, positions_of(plan) - rows.prompt[drawing] + 1)
         packing = time.perf_counter() - began
-        result = StepResult(plan.step, tokens, logprobs, prompt_parts=parts, packing_seconds=packing)
+        result = StepResult(plan.step, tokens, logprobs, faults, prompt_parts=parts, packing_seconds=packing)
         seconds = self._costs.seconds(plan.slices) if len(plan.slices) else 0.0
         self.flying.append((self._timeline.launch(seconds), result))
 
@@ -55,7 +59,9 @@ class SimulatedExecutor:
         return result
 
     def close(self) -> None:
-        """Does nothing, since there is no thread."""
+        """Ends the thread that compiles grammars."""
+        if self._grammars is not None:
+            self._grammars.close()
 
 
 def positions_of(plan: StepPlan) -> np.ndarray:

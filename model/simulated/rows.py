@@ -1,10 +1,12 @@
 """Rows of a simulated engine: all that its draws depend on."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model.errors import RequestFault
 from model.simulated.changed_logits import ChangedRow, changes_logits, whole_logits
 from model.simulated.distribution import (
     CANDIDATES,
@@ -21,8 +23,11 @@ from model.simulated.distribution import (
     output_length,
     prompt_key,
 )
+from model.structured.grammar_mask import GrammarMask
+from model.structured.grammar_store import GrammarStore
+from scheduler.controls import LogitsParams
 from scheduler.events import Logprobs
-from scheduler.step import Ints, Join
+from scheduler.step import FAULTED, Ints, Join
 
 Places = NDArray[np.int64]
 NEVER = -1
@@ -38,14 +43,15 @@ class SimulatedRows:
         prompt: [rows] int64. Tokens of each prompt.
     """
 
-    def __init__(self, rows: int, output_tokens: float) -> None:
+    def __init__(self, rows: int, output_tokens: float, grammars: GrammarStore | None = None) -> None:
         """Makes empty rows.
 
         Args:
             rows: The number of rows.
             output_tokens: Mean length of an output; 0: the model draws no end token.
+            grammars: Compiled grammars of constraints; None where there can be none.
         """
-        self._mean = output_tokens
+        self._mean, self._grammars = output_tokens, grammars
         self.prompt = np.zeros(rows, np.int64)
         self._prompts, self._draws = np.zeros(rows, np.uint64), np.zeros(rows, np.uint64)
         self._end = np.full(rows, NEVER, np.int64)  # output position of the end token
@@ -67,9 +73,19 @@ class SimulatedRows:
         self._top[row] = controls.top_logprobs
         self.leave(row)
         if changes_logits(controls.logits_params):
-            self._changed[row] = ChangedRow(controls, prompt, join.tokens[join.prompt_count :].tolist())
+            mask = GrammarMask.of(self._bounded(row, controls.logits_params), self._grammars)
+            self._changed[row] = changed = ChangedRow(controls, prompt, mask=mask)
+            for token in join.tokens[join.prompt_count :].tolist():
+                changed.drew(token)
         if controls.prompt_logprobs and len(join.tokens) == join.prompt_count:
             self._asks[row] = prompt
+
+    def _bounded(self, row: int, params: LogitsParams) -> LogitsParams:
+        """Returns the parameters with which a constrained output is closed where the model would end it."""
+        if not params.grammar_tokens or self._end[row] == NEVER:
+            return params
+        end = max(int(self._end[row]), params.grammar_short)
+        return replace(params, grammar_tokens=min(params.grammar_tokens, end))
 
     def leave(self, row: int) -> None:
         self._changed.pop(row, None)
@@ -77,33 +93,48 @@ class SimulatedRows:
 
     def force(self, row: int, token: int) -> None:
         """Replaces the token that a row drew last."""
-        changed = self._changed.get(row)
+        changed = self._changed.get(row)  # never a constrained one: these are no beams, and have no drafts
         if changed is not None and changed.output:
             changed.output[-1] = token
 
-    def draw(self, rows: Places, positions: Places) -> tuple[Ints, Logprobs]:
-        """Draws a token for each of these rows. positions: [n] Output position of each."""
+    def draw(self, rows: Places, positions: Places) -> tuple[Ints, Logprobs, tuple[tuple[int, str], ...]]:
+        """Draws a token for each of these rows.
+
+        Args:
+            rows: [n] Rows that draw.
+            positions: [n] Output position of each.
+
+        Returns:
+            Tokens and logprobs, and the faults of a step's result.
+        """
         first = likeliest(self._prompts[rows], positions)
         noise = draw_noise(self._draws[rows], positions)
         ends = positions == self._end[rows]
         ranks = np.where(ends, 0, drawn_ranks(self._sums[rows], noise))
         tokens = np.where(ends, END, candidates(first, ranks))
         chosen, place = LOGPROBS[ranks], ranks + 1
+        faults = list[tuple[int, str]]()
         for i in [i for i, row in enumerate(rows.tolist()) if row in self._changed] if self._changed else ():
-            tokens[i], rank = self._draw_changed(
-                int(rows[i]), int(positions[i]), candidates(first[i], RANKS), bool(ends[i]), float(noise[i])
-            )
+            row, ids = int(rows[i]), candidates(first[i], RANKS)
+            try:
+                tokens[i], rank = self._draw_changed(row, int(positions[i]), ids, bool(ends[i]), float(noise[i]))
+            except RequestFault as fault:
+                faults.append((row, str(fault)))
+                tokens[i], rank = FAULTED, CANDIDATES
             chosen[i] = WITH_OTHERS[rank] if tokens[i] >= 0 else 0.0
             place[i] = rank + 1
         wanted = int(self._top[rows].max(initial=-1))
         ids = _alternatives(first, ends, wanted)
-        return tokens.astype(np.int32), logprobs_of(ids, chosen, place)
+        return tokens.astype(np.int32), logprobs_of(ids, chosen, place), tuple(faults)
 
     def _draw_changed(self, row: int, position: int, ids: Places, end: bool, noise: float) -> tuple[int, int]:
         """Returns the token that a row with changed logits draws, and its place among the candidates."""
         changed = self._changed[row]
+        if changed.mask is not None:  # an output that is not complete at its end goes on, and ends as soon as it is
+            end = self._end[row] != NEVER and position >= int(self._end[row])
         token = changed.draw(whole_logits(ids, end, END), position, noise)
-        changed.output.append(max(token, 0))
+        if token >= 0:
+            changed.drew(token)
         found = np.flatnonzero((np.append(END, ids) if end else ids)[:CANDIDATES] == token)
         return token, int(found[0]) if len(found) else CANDIDATES
 

@@ -1,4 +1,4 @@
-"""The logits processor of a constraint on the output: it forbids tokens with which that could not be completed."""
+"""The constraint on an output: which tokens may come next, so that it can be completed. Imports no torch."""
 
 import time
 from collections.abc import Sequence
@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from model.errors import RequestFault
 from model.structured.closing import Closing
-from model.structured.forbidding import Forbid
 from model.structured.forcing import Bits, Forcing
 from model.structured.grammar_store import GrammarStore
 from scheduler.controls import LogitsParams
@@ -44,7 +42,7 @@ class GrammarMask:
         """Makes the constraint at the start of an output.
 
         Args:
-            matcher: Its matcher, or why its grammar has none, which `apply_rows` raises.
+            matcher: Its matcher, or why its grammar has none, which `mask` raises.
             forcing: Computes masks, and finds forced tokens; None with a fault alone.
             closing: Closes the output in time; None where it may be cut off.
             ends: End tokens.
@@ -111,7 +109,7 @@ class GrammarMask:
     def jump(self) -> list[int]:
         """Returns tokens that must come next; most often there are none."""
         try:
-            self._mask()
+            self.mask()
             return self._following() if self.is_forced else []
         except RequestFault:  # the next draw raises it
             return []
@@ -135,7 +133,7 @@ class GrammarMask:
                 break
         return taken[:room]
 
-    def _mask(self) -> Bits:
+    def mask(self) -> Bits:
         """Returns the mask of the next draw.
 
         Raises:
@@ -191,27 +189,9 @@ class GrammarMask:
                 bits[end >> 5] ^= np.int32(np.uint32(1 << (end & 31)).view(np.int32))
 
     @property
-    def _can_only_end(self) -> bool:
+    def can_only_end(self) -> bool:
+        """Whether the output is complete, and nothing can follow."""
         return not isinstance(self._matcher, RequestFault) and self._matcher.is_stopped()
-
-    @classmethod
-    def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], forbid: Forbid) -> None:
-        """Forbids tokens of a step's rows, in place.
-
-        Args:
-            logits: [m, vocabulary] float32.
-            rows: [n] int64. Index in `logits` of each processor's row, ascending.
-            processors: [n] constraints.
-            forbid: Applies masks.
-
-        Raises:
-            RequestFault: A matcher has failed.
-        """
-        bits = np.stack([processor._mask() for processor in processors])
-        over = [processor._can_only_end for processor in processors]
-        for row in rows[over].tolist():
-            logits[row].clamp_(min=FINITE)
-        forbid(logits, rows, bits)
 
 
 def _fault_of(matcher: "LLMatcher", what: str) -> RequestFault:

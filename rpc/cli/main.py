@@ -221,10 +221,15 @@ def estimate(
     Loads no weights.
     """
     from model.errors import CheckpointError
+    from model.simulated.naming import is_simulated
     from rpc.cli.estimate import show
     from rpc.paths import model_directory
 
     try:
+        if is_simulated(model):
+            raise ValueError(
+                f"--model {model} is simulated, and has no weights: its profile says how many pages it has"
+            )
         settings = ModelSettings(
             model,
             dtype=dtype,

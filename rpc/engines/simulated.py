@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from model.settings import ModelSettings
 from model.simulated.distribution import CANDIDATES, VOCABULARY
 from model.simulated.executor import SimulatedExecutor
+from model.simulated.grammars import GrammarReadiness, open_grammars
 from model.simulated.naming import PREFIX, profile_of
 from model.simulated.rows import SimulatedRows
 from model.simulated.timeline import Timeline
@@ -18,6 +19,7 @@ from scheduler.blueprint import Blueprint
 from scheduler.engine import Sink
 from scheduler.limits import Limits
 from scheduler.profile import Profile
+from scheduler.readiness import Readiness
 from scheduler.scheduler import Scheduler
 from scheduler.step import Executor
 
@@ -32,10 +34,11 @@ class SimulatedEngine(LocalEngine):
     """A `LocalEngine` whose steps do not hold up its end."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, info: EngineInfo, sink: Sink, interrupt: Callable[[], None]
-    ) -> None:
+        self, scheduler: Scheduler, executor: Executor, info: EngineInfo, sink: Sink, readiness: Readiness | None,
+        interrupt: Callable[[], None],
+    ) -> None:  # fmt: skip
         """interrupt: Ends the time of all steps; other arguments as of `LocalEngine`."""
-        super().__init__(scheduler, executor, info, sink)
+        super().__init__(scheduler, executor, info, sink, readiness=readiness)
         self._interrupt = interrupt
 
     def stop(self, timeout: float = 30.0) -> None:
@@ -63,15 +66,20 @@ def make_simulated(config: EngineConfig, sink: Sink) -> LocalEngine:
     numerics = f"simulated 1 {simulation.output_tokens}".encode()
     scheduler, _ = make_scheduler(config, blueprint, numerics)
     rows, timeline = blueprint.settings.max_sequences, Timeline()
-    limits = Limits(VOCABULARY, profile.context, layout.tokens_in(pages, ahead), rows, config.request)
+    grammars = open_grammars()
+    limits = Limits(
+        VOCABULARY, profile.context, layout.tokens_in(pages, ahead), rows, config.request,
+        structured_output=grammars is not None,
+    )  # fmt: skip
     costs = profile.costs.faster(simulation.speed)
-    executor = SimulatedExecutor(SimulatedRows(rows, simulation.output_tokens), costs, timeline)
+    executor = SimulatedExecutor(SimulatedRows(rows, simulation.output_tokens, grammars), costs, timeline, grammars)
     info = EngineInfo(limits, pages, NO_WEIGHTS, DEVICE, layout.page_size, numerics)
     log.warning(
         "this engine is SIMULATED: no model answers. Steps take the time of the profile %s, %g times as fast (%s)",
         profile.name, simulation.speed, profile.source,
     )  # fmt: skip
-    return SimulatedEngine(scheduler, executor, info, sink, timeline.interrupt)
+    readiness = None if grammars is None else GrammarReadiness(grammars)
+    return SimulatedEngine(scheduler, executor, info, sink, readiness, timeline.interrupt)
 
 
 def check_simulated(config: EngineConfig) -> None:

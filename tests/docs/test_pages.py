@@ -34,6 +34,7 @@ BEFORE = {
     "reference/ports": "make serve",
     "guides/runbook": "make serve",
     "guides/from-vllm": "",
+    "guides/simulated-engine": "",
     "guides/your-model": "",
 }
 """By page, what its reader has begun; "" where the page says all of it."""

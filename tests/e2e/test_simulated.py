@@ -20,7 +20,7 @@ from scheduler.replaying import Replay
 from tests.support.forking import run_quire
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.processes import tree, wait_until
-from tests.support.server import RunningServer, details, quire, running_server, stream_request
+from tests.support.server import RunningServer, quire, running_frontend, running_server, stream_request
 from tests.support.watching_client import histories_of, outputs_of, until_running, watching
 
 MODEL = "sim:llama-3.1-8b-h100"
@@ -100,14 +100,48 @@ def test_a_prefix_is_found_in_the_cache(server: RunningServer) -> None:
     assert [usage.cached_prompt_tokens for usage in usages] == [0, 192]
 
 
-def test_a_constraint_that_is_not_kept_is_refused_by_name(server: RunningServer) -> None:
-    request = stream_request("Hello", 20)
-    request.spec.stopping.ignore_eos = False
-    request.spec.structured_output.json_schema = '{"type": "object"}'
-    with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as refused:
-        list(server.stub(channel).StreamGenerate(request))
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "structured_output" in str(details(refused.value)["BadRequest"])
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "tags": {"enum": ["a", "b"]}},
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+def check_person(text: str) -> None:
+    person = json.loads(text)
+    assert set(person) == {"name", "age", "tags"}
+    assert isinstance(person["name"], str)
+    assert isinstance(person["age"], int)
+    assert person["tags"] in ("a", "b")
+
+
+def test_constrained_outputs_keep_their_schema(gateway: RunningGateway) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    messages = [{"role": "user", "content": "Who?"}]
+    with gateway.client() as client:
+        for seed in range(6):
+            asked = {"model": MODEL, "messages": messages, "seed": seed, "response_format": form}
+            greedy = {"temperature": 0.0} if seed == 0 else {}
+            (choice,) = client.chat.completions.create(**asked, **greedy, max_tokens=100).choices
+            check_person(choice.message.content or "")
+            (choice,) = client.chat.completions.create(**asked, **greedy).choices
+            assert choice.finish_reason == "stop", "where the model ends its output, not at the end of the context"
+            check_person(choice.message.content or "")
+
+
+def test_calls_that_are_asked_for_keep_their_schema(gateway: RunningGateway) -> None:
+    tool = {"type": "function", "function": {"name": "greet", "parameters": PERSON, "strict": True}}
+    messages = [{"role": "user", "content": "Who?"}]
+    with gateway.client() as client:
+        (choice,) = client.chat.completions.create(
+            model=MODEL, messages=messages, seed=3, tools=[tool], tool_choice="required", max_tokens=400
+        ).choices
+    assert choice.finish_reason == "tool_calls"
+    for call in choice.message.tool_calls or ():
+        assert call.function.name == "greet"
+        check_person(call.function.arguments)
+    assert choice.message.tool_calls
 
 
 def test_openai_clients_get_conversations_logprobs_and_several_answers(gateway: RunningGateway) -> None:
@@ -167,6 +201,13 @@ def test_a_thread_and_a_process_give_the_same(expected: list[dict]) -> None:
     """The other speed changes no token."""
     with running_server("--model", MODEL, "--sim-speed", "20", "--max-sequences", "4") as server:
         assert streamed(server) == expected
+
+
+def test_another_frontend_uses_its_engines(tmp_path: Path, expected: list[dict]) -> None:
+    join = f"unix:{tmp_path}/join"
+    with running_server(*FLAGS, "--join-address", join), running_frontend(join, "--model", MODEL) as guest:
+        assert guest.model == MODEL
+        assert streamed(guest) == expected
 
 
 def test_a_profile_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from model.inputs.completion import Completions
 from model.inputs.grammar_process import WIDE, answer_to, encoded, output_grammar, tokenizer_of
 from model.inputs.grammars import FIRST_SPECIAL
 from model.structured.closing import Closing
-from model.structured.forbidding import forbid
+from model.structured.forbidding import apply_masks
 from model.structured.forcing import Forcing
 from model.structured.grammar_mask import GrammarMask
 from scheduler.structured import Structured
@@ -121,6 +121,6 @@ def test_an_output_cannot_end_within_its_reasoning(wanted: str, special: bool) -
         assert matcher.try_consume_tokens(text) == len(text)
         logits = torch.zeros((1, vocabulary.vocab_size))
         mask = GrammarMask(matcher, Forcing(vocabulary), ends=[end])
-        GrammarMask.apply_rows(logits, np.zeros(1, np.int64), [mask], forbid)
+        apply_masks(logits, np.zeros(1, np.int64), [mask])
         assert (logits[0, end] > -torch.inf) == (text == output)
         assert (logits > -torch.inf).any()

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from model.errors import CheckpointError, RequestFault
 from model.structured import grammar_mask
-from model.structured.forbidding import forbid
+from model.structured.forbidding import apply_masks
 from model.structured.grammar_mask import GrammarMask
 from model.structured.grammar_store import MOST_CACHED, MOST_TEXT, GrammarStore
 from model.structured.vocabulary import load_vocabulary
@@ -136,7 +136,7 @@ def test_an_id_that_no_vocabulary_has_is_refused(tmp_path: Path) -> None:
 
 def bits(mask: GrammarMask, width: int) -> list[int]:
     logits = torch.zeros(1, width)
-    GrammarMask.apply_rows(logits, np.zeros(1, np.int64), [mask], forbid)
+    apply_masks(logits, np.zeros(1, np.int64), [mask])
     return torch.isfinite(logits[0]).nonzero()[:, 0].tolist()
 
 
@@ -229,7 +229,7 @@ def test_the_end_token_that_the_model_prefers_is_drawn(tmp_path: Path) -> None:
     mask.drew(TOKENS.tokenize_str("b")[0])
     logits = torch.zeros(1, 320)
     logits[0, 5], logits[0, 9] = 2.0, -torch.inf
-    GrammarMask.apply_rows(logits, np.zeros(1, np.int64), [mask], forbid)
+    apply_masks(logits, np.zeros(1, np.int64), [mask])
     assert torch.isfinite(logits[0]).nonzero()[:, 0].tolist() == [0, 5, 9]
     assert logits[0].argmax() == 5
     store.close()

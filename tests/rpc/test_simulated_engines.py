@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from model.settings import ModelSettings, SimulationSettings
 from rpc.cli.main import app
@@ -105,6 +106,12 @@ def test_devices_are_not_for_simulated_engines() -> None:
 def test_python_does_not_load_a_simulated_model() -> None:
     with pytest.raises(ValueError, match=f"--model {NAME} is simulated, and has no weights"):
         assemble(EngineConfig(ModelSettings(NAME)))
+
+
+def test_no_memory_is_estimated_for_it() -> None:
+    done = CliRunner().invoke(app, ["estimate", "--model", NAME])
+    assert done.exit_code == 1
+    assert f"--model {NAME} is simulated: its profile says" in done.stderr
 
 
 def test_a_simulated_engine_needs_no_torch() -> None:

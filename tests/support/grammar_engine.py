@@ -22,7 +22,7 @@ from llguidance import LLTokenizer
 import model
 from model.errors import RequestFault
 from model.inputs.grammars import ByteVocabulary
-from model.structured.forbidding import forbid
+from model.structured.forbidding import apply_masks
 from model.structured.grammar_mask import GrammarMask
 from model.structured.grammar_store import GrammarStore
 from scheduler.controls import LogitsParams
@@ -168,7 +168,7 @@ def _run(store: GrammarStore, grammar: str, short: int | None) -> Run:
         while drawn < TOKENS:
             logits.zero_()
             try:
-                GrammarMask.apply_rows(logits, np.zeros(1, np.int64), [mask], forbid)
+                apply_masks(logits, np.zeros(1, np.int64), [mask])
             finally:
                 steps.append(time.thread_time() - since)
             token = chance.choice(torch.isfinite(logits[0]).nonzero()[:, 0].tolist())

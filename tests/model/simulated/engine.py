@@ -7,11 +7,14 @@ from dataclasses import dataclass, field, replace
 from cache_manager.block_hash import BlockHasher
 from cache_manager.ledger import verify
 from model.simulated.executor import SimulatedExecutor
+from model.simulated.grammars import GrammarReadiness
 from model.simulated.rows import SimulatedRows
 from model.simulated.timeline import Timeline
+from model.structured.grammar_store import GrammarStore
 from scheduler.blueprint import Blueprint
 from scheduler.events import EndReason, Submit
 from scheduler.profile import read_profile
+from scheduler.readiness import with_ready
 from scheduler.request import Request
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 from scheduler.step import StepPlan, StepResult
@@ -57,11 +60,12 @@ def run(
     emitted: Sequence[Sequence[int]] | None = None,
     mean: float = 256.0,
     executor: type[SimulatedExecutor] = SimulatedExecutor,
+    grammars: GrammarStore | None = None,
 ) -> Outputs:
     """Runs requests to their ends, attempt i the i-th. emitted: output of each that an earlier engine delivered."""
     settings = settings or SchedulerSettings(max_batched_tokens=256, max_sequences=8, steps_in_flight=2)
     blueprint = replace(PROFILE.blueprint, settings=settings, queue=NO_QUEUE_LIMITS, pages=pages)
-    return _run(blueprint, requests, emitted, mean, executor)
+    return _run(blueprint, requests, emitted, mean, executor, grammars)
 
 
 def _run(
@@ -70,16 +74,21 @@ def _run(
     emitted: Sequence[Sequence[int]] | None,
     mean: float,
     executor: type[SimulatedExecutor],
+    grammars: GrammarStore | None,
 ) -> Outputs:
     cache, clock = blueprint.cache(), Clock()
     scheduler = blueprint.scheduler(cache, BlockHasher(bytes(32), b"simulated", blueprint.layout.page_size))
-    device = executor(SimulatedRows(blueprint.settings.max_sequences, mean), PROFILE.costs.faster(1e6), Timeline(clock))
+    rows, ready = (
+        SimulatedRows(blueprint.settings.max_sequences, mean, grammars),
+        grammars and GrammarReadiness(grammars),
+    )
+    device = executor(rows, PROFILE.costs.faster(1e6), Timeline(clock))
     known = [()] * len(requests) if emitted is None else [(tuple(tokens),) if tokens else () for tokens in emitted]
     events: list[Submit] = [Submit(i, request, known[i]) for i, request in enumerate(requests)]
     found, flying = Outputs(), deque[StepPlan]()
     while events or scheduler.has_work or flying:
         clock.now += 1.0
-        plan = scheduler.schedule(clock.now, events)
+        plan = scheduler.schedule(clock.now, with_ready(events, scheduler.held, ready) if ready else events)
         events = []
         if plan is not None:
             device.launch(plan)

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from model.simulated.distribution import CANDIDATES, END, LOGPROBS
 from model.simulated.executor import SimulatedExecutor
+from model.simulated.rows import SimulatedRows
 from model.simulated.timeline import Timeline
 from scheduler.controls import Controls, LogitsParams
 from scheduler.events import EndReason
 from scheduler.request import Request
 from scheduler.settings import SchedulerSettings
 from scheduler.step import StepPlan
-from tests.model.simulated.engine import Clock, run
+from tests.model.simulated.engine import PROFILE, Clock, run
 from tests.support.examples import examples
 
 SAMPLED = Controls(0.9, 0.95, 20, 0.0, 1)
@@ -140,6 +141,40 @@ def test_steps_take_their_time_one_after_the_other() -> None:
     assert timeline.launch(3.0) == 105.0
     clock.now = 110.0
     assert timeline.launch(1.0) == 111.0
+
+
+class Waits(Timeline):
+    """Keeps how long steps take, and until when each was waited for. It waits for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(Clock())
+        self.seconds: list[float] = []
+        self.ends: list[float] = []
+
+    def launch(self, seconds: float) -> float:
+        self.seconds.append(seconds)
+        return super().launch(seconds)
+
+    def wait(self, end: float) -> None:
+        self.ends.append(end)
+
+
+def test_a_step_is_waited_for_as_long_as_the_profile_says() -> None:
+    timeline, costs = Waits(), PROFILE.costs
+    executor = SimulatedExecutor(SimulatedRows(4, 0.0), costs, timeline)
+    slices = [np.array(rows, np.int32).reshape(-1, 3) for rows in ([[0, 0, 50]], [[0, 50, 1], [1, 0, 200]], [])]
+    for step, work in enumerate(slices):
+        executor.launch(plan_of(step, work))
+    assert [executor.collect().step for _ in slices] == [0, 1, 2]
+    assert timeline.seconds == [costs.seconds(slices[0]), costs.seconds(slices[1]), 0.0]
+    assert timeline.ends == np.cumsum(timeline.seconds).tolist()
+
+
+def plan_of(step: int, slices: np.ndarray) -> StepPlan:
+    """A plan in which no row draws."""
+    pairs, triples = np.empty((0, 2), np.int32), np.empty((0, 4), np.int32)
+    rows = np.empty(0, np.int32)
+    return StepPlan(step, rows, (), triples, pairs, pairs, pairs, rows, slices, pairs, pairs)
 
 
 def test_an_interrupt_ends_waits() -> None:

@@ -1,0 +1,49 @@
+"""Constraints on outputs of simulated engines: their grammars, and when these are compiled."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from model.config import read_config, read_defaults
+from model.errors import RequestFault
+from model.simulated.naming import checkpoint_directory
+from model.structured.grammar_store import GrammarStore
+from scheduler.events import Ready
+from scheduler.request import Request
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+
+def open_grammars() -> GrammarStore | None:
+    """Returns an empty store of grammars; None, with a line in the log, where the library of grammars is missing."""
+    directory = checkpoint_directory()
+    config = read_config(directory)
+    ends = read_defaults(directory, config).eos_token_ids
+
+    def vocabulary() -> "LLTokenizer":
+        from model.structured.vocabulary import load_vocabulary
+
+        return load_vocabulary(directory, config.vocabulary, ends)
+
+    store = GrammarStore(vocabulary)
+    return store if store.opened() else None
+
+
+class GrammarReadiness:
+    """`scheduler.readiness.Readiness` over grammars: a request waits in the queue until its own is compiled."""
+
+    def __init__(self, grammars: GrammarStore) -> None:
+        self._grammars = grammars
+
+    def __call__(self, requests: Mapping[int, Request]) -> list[Ready]:
+        params = {attempt: request.controls.logits_params for attempt, request in requests.items()}
+        asked = {attempt: (one.grammar, one.grammar_salt) for attempt, one in params.items() if one.grammar}
+        self._grammars.await_only(set(asked.values()))
+        answers = (self._answer(attempt, *key) for attempt, key in asked.items())
+        return [answer for answer in answers if answer is not None]
+
+    def _answer(self, attempt: int, grammar: str, salt: str) -> Ready | None:
+        try:
+            return Ready(attempt) if self._grammars.ready(grammar, salt) else None
+        except RequestFault as fault:
+            return Ready(attempt, str(fault))
