@@ -14,6 +14,7 @@ from model.simulated.rows import SimulatedRows
 from model.simulated.timeline import Timeline
 from scheduler.controls import Controls, LogitsParams
 from scheduler.events import EndReason
+from scheduler.parameters import Beam
 from scheduler.request import Request
 from scheduler.settings import SchedulerSettings
 from scheduler.step import StepPlan
@@ -66,6 +67,18 @@ def test_tokens_do_not_depend_on_the_schedule(schedule: SchedulerSettings, pages
 
 def test_tokens_survive_preemptions() -> None:
     assert check_schedule(SchedulerSettings(64, 8, steps_in_flight=2), 30) > 0
+
+
+def test_draft_tokens_change_no_token() -> None:
+    check_schedule(SchedulerSettings(64, 4, steps_in_flight=2, draft_tokens=4), 400)
+
+
+def test_a_beam_search_finds_different_outputs() -> None:
+    search = replace(REQUESTS[0], count=3, beam=Beam(4), controls=replace(REQUESTS[0].controls, temperature=0.0))
+    found = run([search])
+    outputs = {tuple(found.tokens[0, index]) for index in range(3)}
+    assert len(outputs) == 3
+    assert run([search, *REQUESTS[1:]]).tokens[0, 1] == found.tokens[0, 1]
 
 
 class ByStep(SimulatedExecutor):
