@@ -18,9 +18,9 @@ from rpc.cli.gateway import gateway
 from rpc.cli.generate import generate
 from rpc.cli.models import models
 from rpc.cli.options import Config, build, parse_size, with_settings
+from rpc.cli.profile_defaults import with_profile
 from rpc.cli.replay import replay
 from rpc.cli.simulate import calibrate, plan, simulate
-from rpc.cli.simulated import with_profile
 from rpc.cli.top import top
 from rpc.distribution import own_version
 from rpc.frontend.settings import FrontendSettings

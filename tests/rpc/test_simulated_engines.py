@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from model.settings import ModelSettings, SimulationSettings
 from rpc.cli.main import app
-from rpc.cli.simulated import profile_defaults, with_profile
+from rpc.cli.profile_defaults import profile_defaults, with_profile
 from rpc.engines.assembly import assemble
 from rpc.engines.simulated import blueprint_of, check_simulated
 from rpc.hosts import choose_hosts
