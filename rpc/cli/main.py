@@ -227,9 +227,7 @@ def estimate(
 
     try:
         if is_simulated(model):
-            raise ValueError(
-                f"--model {model} is simulated, and has no weights: its profile says how many pages it has"
-            )
+            raise ValueError(f"--model {model} is simulated: its profile says how many pages it has")
         settings = ModelSettings(
             model,
             dtype=dtype,

@@ -26,7 +26,15 @@ from scheduler.step import Executor
 log = logging.getLogger("quire.engines")
 
 DEVICE, NO_WEIGHTS = "simulated", "no weights"
-MEANINGFUL = ("model", "served_model_name", "device", "page_size", "kv_cache_memory", "host_cache_memory")
+MEANINGFUL = (
+    "model",
+    "served_model_name",
+    "device",
+    "page_size",
+    "kv_cache_memory",
+    "host_cache_memory",
+    "kernel_cache",
+)
 """Settings of the model that a simulated engine follows, or that say nothing of it."""
 
 
