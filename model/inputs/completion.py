@@ -1,6 +1,6 @@
 """Completions of outputs: texts with which a constraint is complete, and as few tokens of them as are found.
 
-llguidance says which tokens may follow, not which way is short. The search is for bytes, breadth first with a few ways
+A matcher says which tokens may follow, not which way is short. The search is for bytes, breadth first with a few ways
 kept at each length. What closes a value comes first, since that is the short way in JSON, and in most of what models
 write. So the completion is a short one, not always the shortest.
 
@@ -11,13 +11,11 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+from model.inputs.matcher import Matcher, Vocabulary
 
 KEPT, TRIED = 4, 5  # ways at each length; bytes that each is continued with
 MOST_BYTES, MOST_STEPS = 1024, 400  # of a completion; matchers of a search for each way, of 40 us each
@@ -32,7 +30,7 @@ END = "end:"
 MOST_ENDS = 16  # that are looked at
 TOKEN_ID = re.compile(r"<\[([0-9]{1,9})\]>")
 
-Way = tuple["LLMatcher", list[int]]
+Way = tuple[Matcher, list[int]]
 """A constraint behind some tokens, and the tokens."""
 Ahead = tuple[bool, bytes]
 """Whether an output may end there, and which tokens may follow."""
@@ -54,7 +52,7 @@ def named_end(rule: str, text: str) -> str:
 class Completions:
     """Finds completions with the tokens of one vocabulary."""
 
-    def __init__(self, vocabulary: "LLTokenizer", seconds: float, kept: int = KEPT, tried: int = TRIED) -> None:
+    def __init__(self, vocabulary: Vocabulary, seconds: float, kept: int = KEPT, tried: int = TRIED) -> None:
         """Makes the finder.
 
         Args:
@@ -82,13 +80,13 @@ class Completions:
         """Returns the bytes of tokens."""
         return self._vocabulary.decode_bytes([*tokens])
 
-    def any_byte(self, matcher: "LLMatcher") -> int | None:
+    def any_byte(self, matcher: Matcher) -> int | None:
         """Returns some token of one byte that can follow; None where none can."""
         mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
         following = self._tokens[mask[self._tokens] > 0]
         return int(following[0]) if len(following) else None
 
-    def find(self, matcher: "LLMatcher", room: int = 0) -> list[int] | None:
+    def find(self, matcher: Matcher, room: int = 0) -> list[int] | None:
         """Returns tokens that complete an output, [] for one that is complete; None where none are found in time.
 
         Args:
@@ -97,7 +95,7 @@ class Completions:
         """
         return self.shortest(matcher, room)[0]
 
-    def shortest(self, matcher: "LLMatcher", room: int = 0) -> tuple[list[int] | None, bool]:
+    def shortest(self, matcher: Matcher, room: int = 0) -> tuple[list[int] | None, bool]:
         """Does as `find`. Returns also whether the search for a shorter one came to its end."""
         if matcher.is_stopped():
             return [], True
@@ -109,7 +107,7 @@ class Completions:
         paths = [path for path in (found, other) if path is not None]
         return min(paths, key=len, default=None), other is not None
 
-    def _search(self, matcher: "LLMatcher", kept: int, tried: int, end: float) -> list[int] | None:
+    def _search(self, matcher: Matcher, kept: int, tried: int, end: float) -> list[int] | None:
         """Searches until a time, with this many ways at each length, each of which is continued with so many bytes."""
         ways: dict[int, dict[Ahead, Way]] = {0: {self._ahead(matcher): (matcher.deep_copy(), [])}}  # by bytes
         left = MOST_STEPS * kept
@@ -129,10 +127,10 @@ class Completions:
                 return None
         return None
 
-    def _ahead(self, way: "LLMatcher") -> "Ahead":
+    def _ahead(self, way: Matcher) -> Ahead:
         return way.is_accepting(), way.compute_bitmask()
 
-    def _longer(self, best: "dict[Ahead, Way]", tried: int) -> "Iterator[tuple[LLMatcher, list[int], int]]":
+    def _longer(self, best: dict[Ahead, Way], tried: int) -> Iterator[tuple[Matcher, list[int], int]]:
         """Yields the continuations of ways with their bytes, one at a time, the best of each way first."""
         continued = [self._continuations(way, mask, tried) for (_, mask), (way, _) in best.items()]
         for rank in range(tried):
@@ -143,7 +141,7 @@ class Completions:
     def _size(self, token: int) -> int:
         return 1 if self._vocabulary.is_special_token(token) else max(1, len(self._vocabulary.decode_bytes([token])))
 
-    def _continuations(self, way: "LLMatcher", bits: bytes, tried: int) -> list[list[int]]:
+    def _continuations(self, way: Matcher, bits: bytes, tried: int) -> list[list[int]]:
         if run := self._only_way(way, bits):
             return [run]
         if ending := self._ending(way):
@@ -158,7 +156,7 @@ class Completions:
         special = [token for token in few if self._vocabulary.is_special_token(token) and token != self.end]
         return [[token] for token in (*single[: max(1, tried - len(special))], *special)][:tried]
 
-    def _ending(self, way: "LLMatcher") -> list[int]:
+    def _ending(self, way: Matcher) -> list[int]:
         """Returns the tokens of a named end, where the output is complete behind it; [] where it is behind none."""
         for name, _ in way.get_captures()[:MOST_ENDS]:
             path = self._path_of(name.removeprefix(END)) if name.startswith(END) else []
@@ -175,7 +173,7 @@ class Completions:
     def _byte(self, byte: int) -> int:
         return self._single.get(byte, -1)
 
-    def _only_way(self, way: "LLMatcher", bits: bytes) -> list[int]:
+    def _only_way(self, way: Matcher, bits: bytes) -> list[int]:
         """Returns the bytes that must follow as each is the only one; [] for none. bits: the mask of the first."""
         run, ahead = list[int](), way
         while len(run) < MOST_RUN:
@@ -190,7 +188,7 @@ class Completions:
             bits = ahead.compute_bitmask()
         return run
 
-    def _shortened(self, matcher: "LLMatcher", tokens: list[int]) -> list[int]:
+    def _shortened(self, matcher: Matcher, tokens: list[int]) -> list[int]:
         """Returns the same text in fewer tokens, where the model's tokenizer has such."""
         fewer = [token for run in self._runs(tokens) for token in run]
         same = self._vocabulary.decode_bytes(fewer) == self._vocabulary.decode_bytes(tokens)
@@ -212,7 +210,7 @@ class Completions:
                 yield [token]
 
 
-def tokens_of_bytes(vocabulary: "LLTokenizer") -> dict[int, int]:
+def tokens_of_bytes(vocabulary: Vocabulary) -> dict[int, int]:
     """Returns the token of each byte that has one of its own."""
     found = dict[int, int]()
     for byte in range(256):

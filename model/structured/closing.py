@@ -13,12 +13,9 @@ that runs out of time may find more elsewhere.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
-    from model.inputs.completion import Completions
+from model.inputs.completion import Completions
+from model.inputs.matcher import Matcher
 
 AHEAD, MORE = 4, 128  # it begins when this many times the longest completion so far, and more tokens, are left
 EVERY = 32  # tokens, after which that completion is looked at before
@@ -29,7 +26,7 @@ MOST_CHARACTER = 4  # bytes of a character
 class Closing:
     """Closes one output."""
 
-    def __init__(self, completions: "Completions", most: int, shortest: int, reasoning_end: Sequence[int] = ()) -> None:
+    def __init__(self, completions: Completions, most: int, shortest: int, reasoning_end: Sequence[int] = ()) -> None:
         """Makes it at the start of an output.
 
         Args:
@@ -68,7 +65,7 @@ class Closing:
     def _is_near(self, position: int) -> bool:
         return not self._given_up and position + AHEAD * self._longest + MORE >= self._most
 
-    def settled(self, matcher: "LLMatcher", token: int) -> int:
+    def settled(self, matcher: Matcher, token: int) -> int:
         """Returns the token that is kept in place of a drawn one.
 
         Args:
@@ -84,7 +81,7 @@ class Closing:
         self._next = token, behind
         return token
 
-    def drew(self, matcher: "LLMatcher", token: int) -> None:
+    def drew(self, matcher: Matcher, token: int) -> None:
         """Records the next output token.
 
         Args:
@@ -107,14 +104,14 @@ class Closing:
         self._next = None
         self._position += 1
 
-    def _path_here(self, matcher: "LLMatcher", left: int) -> list[int] | None:
+    def _path_here(self, matcher: Matcher, left: int) -> list[int] | None:
         """Returns a completion that fits; None where none is found, and from then on."""
         if self._path is None:
             self._path = self._find(matcher, left)
         self._given_up = self._path is None or len(self._path) > left
         return None if self._given_up else self._path
 
-    def _path_behind(self, matcher: "LLMatcher", path: list[int], token: int, room: int) -> list[int] | None:
+    def _path_behind(self, matcher: Matcher, path: list[int], token: int, room: int) -> list[int] | None:
         """Returns a completion of the output with one more token.
 
         Args:
@@ -135,7 +132,7 @@ class Closing:
             return path
         return self._find(behind, room)
 
-    def _find(self, matcher: "LLMatcher", room: int) -> list[int] | None:
+    def _find(self, matcher: Matcher, room: int) -> list[int] | None:
         """Returns a completion; None where none is found. room: tokens that it may have."""
         if self._end and not matcher.is_accepting():
             first, begun = list[int](), matcher.deep_copy()

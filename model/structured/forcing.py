@@ -11,15 +11,12 @@ would follow a text without an end within one mask.
 """
 
 import time
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.inputs.completion import tokens_of_bytes
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+from model.inputs.matcher import Matcher, Vocabulary
 
 AHEAD = 32  # bytes of forced text that are looked at for one token
 
@@ -30,7 +27,7 @@ Bits = NDArray[np.int32]
 class Forcing:
     """Finds forced tokens of one vocabulary."""
 
-    def __init__(self, vocabulary: "LLTokenizer") -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self.words = (vocabulary.vocab_size + 31) // 32
         """Words of 32 bits in a mask."""
@@ -53,13 +50,13 @@ class Forcing:
         padded[: len(tokens)] = tokens
         return np.packbits(padded, bitorder="little").view(np.int32)
 
-    def mask(self, matcher: "LLMatcher") -> Bits:
+    def mask(self, matcher: Matcher) -> Bits:
         """Computes which tokens may follow."""
         bits = np.empty(self.words, np.int32)
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         return bits
 
-    def tokens(self, matcher: "LLMatcher", bits: Bits, most: int, until: float) -> list[int]:
+    def tokens(self, matcher: Matcher, bits: Bits, most: int, until: float) -> list[int]:
         """Finds the tokens that must follow.
 
         Args:
@@ -135,7 +132,7 @@ class Forcing:
 class _ForcedText:
     """The bytes that must follow, as far as they were looked for, and the mask in front of each and of what follows."""
 
-    def __init__(self, forcing: Forcing, matcher: "LLMatcher", bits: Bits, until: float) -> None:
+    def __init__(self, forcing: Forcing, matcher: Matcher, bits: Bits, until: float) -> None:
         self._forcing, self._at, self._until = forcing, matcher.deep_copy(), until
         self._text, self.masks = bytearray(), [bits]
 

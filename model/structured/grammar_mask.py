@@ -2,19 +2,17 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.errors import RequestFault
+from model.inputs.matcher import Matcher
 from model.structured.closing import Closing
 from model.structured.forcing import Bits, Forcing
 from model.structured.grammar_store import GrammarStore
 from scheduler.controls import LogitsParams
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
 
 FINITE = -1e30  # logit at which a forbidden end token can be drawn where nothing else can
 
@@ -34,7 +32,7 @@ class GrammarMask:
 
     def __init__(
         self,
-        matcher: "LLMatcher | RequestFault",
+        matcher: Matcher | RequestFault,
         forcing: Forcing | None = None,
         closing: Closing | None = None,
         ends: Sequence[int] = (),
@@ -88,7 +86,7 @@ class GrammarMask:
             else:
                 self._charge(self._matcher, began)
 
-    def _charge(self, matcher: "LLMatcher", began: float) -> None:
+    def _charge(self, matcher: Matcher, began: float) -> None:
         """Ends an output whose tokens take too long. began: processor time of this thread before the last one."""
         # One of them alone ends none: a machine that is taken away meanwhile counts as processor time.
         self._over += min(LENIENCE, max(0.0, time.thread_time() - began - SLOW))
@@ -149,7 +147,7 @@ class GrammarMask:
             raise self._matcher
         return self._next[0]
 
-    def _look(self, matcher: "LLMatcher", began: float) -> tuple[Bits, list[int]]:
+    def _look(self, matcher: Matcher, began: float) -> tuple[Bits, list[int]]:
         """Returns the mask of a state, and the token that must follow, where there is one: the mask has it alone.
 
         Raises:
@@ -169,7 +167,7 @@ class GrammarMask:
             tokens = self._look_again(matcher, forcing, bits)
         return (forcing.alone(tokens[0]) if tokens else bits), tokens
 
-    def _look_again(self, matcher: "LLMatcher", forcing: Forcing, bits: Bits) -> list[int]:
+    def _look_again(self, matcher: Matcher, forcing: Forcing, bits: Bits) -> list[int]:
         """Does what took too long once more, which a pause of the machine does not do twice. Raises RequestFault."""
         try:
             return forcing.tokens(matcher, bits, 1, time.thread_time() + SLOW + LENIENCE)
@@ -177,7 +175,7 @@ class GrammarMask:
             self._matcher = _fault_of(matcher, TOO_SLOW)
             raise self._matcher from None
 
-    def _forbid_ends(self, matcher: "LLMatcher", bits: Bits) -> None:
+    def _forbid_ends(self, matcher: Matcher, bits: Bits) -> None:
         """Takes end tokens out of the mask of an output that is not complete.
 
         Within a text that ends with a special token, as reasoning may, the library's mask has them, and refuses them
@@ -194,5 +192,5 @@ class GrammarMask:
         return not isinstance(self._matcher, RequestFault) and self._matcher.is_stopped()
 
 
-def _fault_of(matcher: "LLMatcher", what: str) -> RequestFault:
+def _fault_of(matcher: Matcher, what: str) -> RequestFault:
     return RequestFault(f"structured_output cannot be kept: {what} ({matcher.stop_reason()})")
