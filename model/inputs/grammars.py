@@ -170,17 +170,19 @@ def _check_schema(schema: dict[str, Any], where: str) -> None:
         schema.pop(name, None)
     _narrow(schema)
     if "x-guidance" in schema:
-        raise GrammarRefused(f"{_place(where, 'x-guidance')}: options of the library are the server's")
+        raise GrammarRefused(f"{place_in_schema(where, 'x-guidance')}: options of the library are the server's")
     for name in ("exclusiveMinimum", "exclusiveMaximum"):
         if isinstance(schema.get(name), bool):
-            raise GrammarRefused(f"{_place(where, name)}: must be a number, as from draft 6 on")
+            raise GrammarRefused(f"{place_in_schema(where, name)}: must be a number, as from draft 6 on")
     draft = schema.get("$schema")
     if draft is not None and not (isinstance(draft, str) and any(known in draft for known in DRAFTS)):
-        raise GrammarRefused(f"{_place(where, '$schema')}: {shown(str(draft))} is not read; JSON Schema 2020-12 is")
+        raise GrammarRefused(
+            f"{place_in_schema(where, '$schema')}: {shown(str(draft))} is not read; JSON Schema 2020-12 is"
+        )
     least, required = schema.get("minProperties"), schema.get("required")
     if isinstance(least, int) and least > max(1, len(required) if isinstance(required, list) else 0):
         raise GrammarRefused(
-            f"{_place(where, 'minProperties')}: can be at most the number of required ones: keys could repeat"
+            f"{place_in_schema(where, 'minProperties')}: can be at most the number of required ones: keys could repeat"
         )
     for name, value in schema.items():
         for number in _numbers(value):
@@ -189,20 +191,20 @@ def _check_schema(schema: dict[str, Any], where: str) -> None:
                 or len(repr(number).replace(".", "").lstrip("-0").partition("e")[0]) > DIGITS + 1
             ):
                 raise GrammarRefused(
-                    f"{_place(where, name)}: {number!r:.40} cannot be kept exactly: at most {DIGITS} digits"
+                    f"{place_in_schema(where, name)}: {number!r:.40} cannot be kept exactly: at most {DIGITS} digits"
                 )
     multiple = schema.get("multipleOf")
     if isinstance(multiple, int | float) and multiple > LARGEST_MULTIPLE:
-        raise GrammarRefused(f"{_place(where, 'multipleOf')}: can be at most {LARGEST_MULTIPLE}")
+        raise GrammarRefused(f"{place_in_schema(where, 'multipleOf')}: can be at most {LARGEST_MULTIPLE}")
     for name in ("enum", "const", "properties"):
         if any(map(CONTROLS.search, _texts(schema.get(name), deep=name != "properties"))):
-            raise GrammarRefused(f"{_place(where, name)}: has control characters, which are not written")
+            raise GrammarRefused(f"{place_in_schema(where, name)}: has control characters, which are not written")
     for name, inner in schema.items():
         if name not in VALUES:
             _check_inner(inner, f"{where}/{name}", is_map=name in MAPS)
 
 
-def _place(where: str, name: str) -> str:
+def place_in_schema(where: str, name: str) -> str:
     """Returns the JSON pointer to a keyword. Keeps the end of a long one: names may be of any length."""
     pointer = f"{where}/{name}"
     return pointer if len(pointer) <= LONGEST_POINTER else "..." + pointer[3 - LONGEST_POINTER :]

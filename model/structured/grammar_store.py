@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING
 
 from model.errors import RequestFault
 from model.inputs.completion import Completions
+from model.inputs.grammar_backends import EXTRA, MARK, is_for_xgrammar
+from model.inputs.matcher import Matcher
 from model.structured.forcing import Forcing
 
-if TYPE_CHECKING:  # an engine runs without the library too, and has no structured output then
-    from llguidance import LLMatcher, LLTokenizer
+if TYPE_CHECKING:  # an engine runs without the libraries too, and has no structured output then
+    from llguidance import LLTokenizer
+
+    from model.inputs.with_xgrammar.matcher import XGrammarCompiler
 
 MOST_CACHED, MOST_TEXT = 1024, 2**22  # grammars, and characters of them all; compiled they take some 270 times that
+
+XGRAMMARS = 10  # characters that one of a grammar of XGrammar counts as, by the memory of its compiled form
 
 SECONDS = 0.03  # of processor time, for a completion of an output
 
@@ -27,6 +33,10 @@ Key = tuple[str, str]
 def _opened(vocabulary: "Callable[[], LLTokenizer]") -> "tuple[LLTokenizer, Completions, Forcing]":
     loaded = vocabulary()
     return loaded, Completions(loaded, SECONDS), Forcing(loaded)
+
+
+def _size(key: Key) -> int:
+    return len(key[0]) * (XGRAMMARS if is_for_xgrammar(key[0]) else 1)
 
 
 class GrammarStore:
@@ -45,8 +55,10 @@ class GrammarStore:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="quire-grammars")
         self._vocabulary = self._compiler.submit(_opened, vocabulary)
         self._lock = threading.Lock()
-        self._cached: OrderedDict[Key, Future[LLMatcher]] = OrderedDict()
+        self._cached: OrderedDict[Key, Future[Matcher]] = OrderedDict()
         self._text = 0  # characters of all that are cached
+        self._compiling = threading.Lock()  # held where XGrammar reads the vocabulary
+        self._xgrammar: XGrammarCompiler | None = None
         self._awaited: frozenset[Key] = frozenset()
 
     def opened(self) -> bool:
@@ -88,16 +100,16 @@ class GrammarStore:
         return True
 
     @property
-    def completions(self) -> "Completions":
+    def completions(self) -> Completions:
         """Finds completions of outputs."""
         return self._vocabulary.result()[1]
 
     @property
-    def forcing(self) -> "Forcing":
+    def forcing(self) -> Forcing:
         """Finds forced tokens."""
         return self._vocabulary.result()[2]
 
-    def matcher(self, grammar: str, salt: str) -> "LLMatcher":
+    def matcher(self, grammar: str, salt: str) -> Matcher:
         """Returns a matcher at the start of the output. Compiles the grammar where `ready` was not asked before.
 
         Raises:
@@ -117,10 +129,10 @@ class GrammarStore:
                 self._insert(key, future)
         return future.result().deep_copy()
 
-    def _insert(self, key: Key, future: "Future[LLMatcher]") -> "Future[LLMatcher]":
+    def _insert(self, key: Key, future: Future[Matcher]) -> Future[Matcher]:
         """Caches a grammar, and evicts those that were not used for longest. Called with the lock."""
         self._cached[key] = future
-        self._text += len(key[0])
+        self._text += _size(key)
         # Those that requests wait for are asked for again and again, so they stand at the end.
         while len(self._cached) > MOST_CACHED or self._text > MOST_TEXT:
             first = next(iter(self._cached))
@@ -131,21 +143,34 @@ class GrammarStore:
 
     def _drop(self, key: Key) -> None:
         del self._cached[key]
-        self._text -= len(key[0])
+        self._text -= _size(key)
 
-    def _compiled(self, grammar: str) -> "LLMatcher":
+    def _compiled(self, grammar: str) -> Matcher:
         from llguidance import LLMatcher
 
         from model.inputs.grammars import limits, shown
 
         try:
+            if is_for_xgrammar(grammar):
+                return self._compiler_of_xgrammar().matcher(grammar.removeprefix(MARK))
             matcher = LLMatcher(self._vocabulary.result()[0], grammar, log_level=0, limits=limits())
+        except ImportError:
+            raise RequestFault(f"structured_output cannot be compiled: this engine has no xgrammar: {EXTRA}") from None
         except BaseException as error:  # a panic of the library's Rust code is no Exception
             log.exception("a grammar cannot be compiled")
             raise RequestFault(f"structured_output cannot be compiled: {type(error).__name__}") from None
         if matcher.is_error():
             raise RequestFault(f"structured_output cannot be compiled: {shown(matcher.get_error())}")
         return matcher
+
+    def _compiler_of_xgrammar(self) -> "XGrammarCompiler":
+        """Returns XGrammar's compiler, which the first of its grammars makes. Raises ImportError without XGrammar."""
+        from model.inputs.with_xgrammar.matcher import XGrammarCompiler
+
+        with self._compiling:
+            if self._xgrammar is None:
+                self._xgrammar = XGrammarCompiler(self._vocabulary.result()[0])
+            return self._xgrammar
 
     def close(self) -> None:
         """Ends the thread after the grammar that it compiles."""

@@ -1,0 +1,31 @@
+"""The libraries that keep structured output, by name, and which of them a grammar is for."""
+
+from importlib.util import find_spec
+
+LLGUIDANCE, XGRAMMAR = "llguidance", "xgrammar"
+BACKENDS = (LLGUIDANCE, XGRAMMAR)
+MARK = "%xgrammar\n"
+"""First line of a grammar that XGrammar compiles. No grammar of llguidance has it."""
+EXTRA = "pip install 'xgrammar>=0.2.8,<0.3', or make setup EXTRAS=xgrammar"
+
+
+class BackendMissing(ValueError):
+    """A library of structured output is not installed. Says which."""
+
+
+def check_backend(name: str) -> None:
+    """Checks that a library is installed, without its import.
+
+    Raises:
+        BackendMissing: It is not.
+        ValueError: There is none of this name.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"{name!r} is no library of structured output, must be one of {', '.join(BACKENDS)}")
+    if find_spec(name) is None:
+        raise BackendMissing(f"structured output by {name} needs the package {name}: {EXTRA}")
+
+
+def is_for_xgrammar(grammar: str) -> bool:
+    """Returns whether XGrammar compiles a grammar, and not llguidance."""
+    return grammar.startswith(MARK)
