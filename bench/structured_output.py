@@ -7,8 +7,8 @@ allows.
 `mask` and `advance` are of one row and one token: which tokens may follow, and the matcher's step. `completion` is a
 search for the end of an output, as some tokens near `max_tokens` need one. `compile` is what an engine does with a
 grammar that it has not seen, `check` what the frontend's process does before, `start` what a request costs whose
-grammar is known. In the batch 16 requests of 32 tokens get 256 tokens each, all of them free and all of
-them with a schema in turn.
+grammar is known. Each library of structured output that is installed has a table of these. In the batch 16 requests of
+32 tokens get 256 tokens each, all of them free and all of them with a schema in turn.
 
 python -m bench.structured_output [--model qwen3-0.6b] [--rounds 3]
 """
@@ -19,6 +19,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, TypeVar
@@ -31,8 +32,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from bench.figures import AsJson, show
 from bench.shapes import MODELS, write_model
 from model.inputs.completion import Completions
+from model.inputs.grammar_backends import BACKENDS, LLGUIDANCE, MARK
 from model.inputs.grammar_checker import GrammarChecker
 from model.inputs.grammars import grammar_of, limits
+from model.inputs.matcher import Matcher
 from model.structured.forcing import Forcing
 from model.structured.grammar_store import SECONDS
 from model.structured.vocabulary import load_vocabulary
@@ -135,19 +138,32 @@ def timed(call: Callable[[], T]) -> tuple[T, float]:
     return made, time.perf_counter() - began
 
 
-def of_one_row(structured: Structured, vocabulary: LLTokenizer, width: int) -> dict[str, float]:
+def compiler_of(backend: str, structured: Structured, vocabulary: LLTokenizer) -> Callable[[], Matcher]:
+    """Returns what compiles a constraint by a library, which has read the vocabulary."""
+    grammar = grammar_of(structured.kind, structured.text)
+    if backend == LLGUIDANCE:
+        return lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=limits())
+    from model.inputs.with_xgrammar import grammars
+    from model.inputs.with_xgrammar.matcher import XGrammarCompiler
+
+    compiler, rules = XGrammarCompiler(vocabulary), grammars.grammar_of(structured.kind, structured.text)
+    return lambda: compiler.matcher(rules.removeprefix(MARK))
+
+
+def of_one_row(structured: Structured, vocabulary: LLTokenizer, width: int, backend: str) -> dict[str, float]:
     """Walks through random outputs. Returns microseconds and milliseconds."""
-    grammar, rng = grammar_of(structured.kind, structured.text), random.Random(0)
+    rng, compiler = random.Random(0), compiler_of(backend, structured, vocabulary)
     masks, advances, bits = list[float](), list[float](), np.empty((width + 31) // 32, np.int32)
     completions, ways = Completions(vocabulary, SECONDS), list[float]()
-    first, compiled = timed(lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=limits()))
+    first, compiled = timed(compiler)
     first_mask = timed(lambda: first.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes))[1]
     starts = [timed(first.deep_copy)[1] for _ in range(20)]
     for _ in range(WALKS):
         matcher = first.deep_copy()
         for number in range(LONGEST):
             if number % 20 == 0:
-                ways.append(timed(lambda m=matcher: completions.find(m, LONGEST))[1])  # type: ignore[misc]
+                begun = matcher.deep_copy()  # a matcher may keep the mask that a search asks for
+                ways.append(timed(lambda m=begun: completions.find(m, LONGEST))[1])  # type: ignore[misc]
             masks.append(timed(lambda m=matcher: m.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes))[1])  # type: ignore[misc]
             allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
             if matcher.is_stopped() or not len(allowed):
@@ -156,7 +172,7 @@ def of_one_row(structured: Structured, vocabulary: LLTokenizer, width: int) -> d
             advances.append(timed(lambda m=matcher, t=token: m.consume_token(t))[1])  # type: ignore[misc]
             if matcher.is_stopped():
                 break
-    checker = GrammarChecker()
+    checker = GrammarChecker(backend)
     try:
         checker.grammar(Structured.regex("a"), "")
         checked = timed(lambda: checker.grammar(structured, ""))[1]
@@ -224,8 +240,11 @@ def main(
         write_tokenizer(directory, width)
         write_model(directory, MODELS[model] | {"eos_token_id": END})
         vocabulary, seconds = timed(lambda: load_vocabulary(directory, width, (END,)))
-        rows = {name: of_one_row(structured, vocabulary, width) for name, structured in CONSTRAINTS.items()}
-        show(f"One row, {width:,} tokens; the vocabulary is read in {seconds:.2f} s", rows, as_json)
+        for backend in (name for name in BACKENDS if find_spec(name) is not None):
+            rows = {
+                name: of_one_row(structured, vocabulary, width, backend) for name, structured in CONSTRAINTS.items()
+            }
+            show(f"{backend}, one row, {width:,} tokens; vocabulary read in {seconds:.2f} s", rows, as_json)
         forcing = Forcing(vocabulary)
         parts = {name: forced(*output, vocabulary, forcing) for name, output in OUTPUTS.items()}
         show("Forced tokens of written outputs", parts, as_json)

@@ -319,7 +319,13 @@ async def _frontend(
         slo: Tracks TTFT and ITL; None: there are no objectives.
     """
     preparer = await asyncio.to_thread(
-        load_preparer, model, settings.public_prefixes, images, settings.tool_format, settings.reasoning_format
+        load_preparer,
+        model,
+        settings.public_prefixes,
+        images,
+        settings.tool_format,
+        settings.reasoning_format,
+        settings.structured_output_backend,
     )
     metrics = Metrics(preparer.name, shows_engines)
     return Frontend(preparer, settings, metrics, secret, slo), metrics

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from model.inputs.chat_output.grammar_form import OutputConstraint
+from model.inputs.grammar_backends import LLGUIDANCE
 from model.inputs.grammars import GrammarRefused
 from model.inputs.line_process import LineProcess
 from scheduler.structured import Structured
@@ -20,6 +21,7 @@ MOST_CACHED = 512  # answers
 TRIES = 2  # a process may be killed by others, as by the kernel where memory is short
 NOT_STARTED = 1  # exit code in place of that of a process that was lost before it got the constraint
 CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)  # of the constraint: a stack that is full, an allocation
+START_WAIT = 60.0  # seconds for a process that reads XGrammar, which reads torch
 MOST_ANSWER = 64 * 2**20  # bytes; a grammar is about as long as its constraint
 
 
@@ -32,7 +34,7 @@ class Checked(NamedTuple):
     """A constraint that can be enforced.
 
     Attributes:
-        grammar: Grammar of llguidance.
+        grammar: Grammar of llguidance, or of XGrammar behind its mark.
         short: A short output, with marks in place of special tokens; None where none was found.
         sure: It is the shortest, as far as a search came to its end.
         closing: The longest among the short forms of structural tags; "" without tags, and where none was found.
@@ -55,7 +57,9 @@ class GrammarChecker:
     constraints another one has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = LLGUIDANCE) -> None:
+        """Makes it. backend: the library that keeps what it can of constraints, one of `BACKENDS`."""
+        self._backend = backend
         self._asking = threading.Lock()  # held from a line to its answer
         self._caching = threading.Lock()
         self._process: LineProcess | None = None
@@ -162,7 +166,8 @@ class GrammarChecker:
                 self._process = LineProcess("model.inputs.grammar_process")
             except OSError as error:
                 raise GrammarUnchecked(f"the constraint could not be checked: {error.strerror}") from None
-            if self._process.ask(json.dumps({"memory": MEMORY, "seconds": SECONDS}), 2**16) is None:
+            first = json.dumps({"memory": MEMORY, "seconds": SECONDS, "backend": self._backend})
+            if self._process.ask(first, 2**16, START_WAIT) is None:
                 self._end()
                 return None, NOT_STARTED
         answer = self._process.ask(line, MOST_ANSWER)

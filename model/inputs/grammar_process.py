@@ -1,11 +1,12 @@
 """Tries grammars in a process with limits, since a constraint is an untrusted program.
 
 Each line of JSON on standard input is answered by a line on standard output. The first line has the limits: `memory` is
-bytes of address space, `seconds` is processor time for each constraint. Its answer is {}. Each other line has `kind`
-and `text` of a constraint. Its answer has `grammar`, which an engine compiles, or `refused`, which says why there is
-none. `model.inputs.grammar_checker.Checked` describes the rest of it. With `unsound` the process's state is not trusted
-any more. A line that has `output` too asks whether that is a complete output of the constraint: the answer has
-`complete` where it is.
+bytes of address space, `seconds` is processor time for each constraint. It names the library that keeps what it can of
+constraints, too: `backend`. Its answer is {}. Each other line has `kind` and `text` of a constraint. Its answer has
+`grammar`, which an engine compiles, or `refused`, which says why there is none.
+`model.inputs.grammar_checker.Checked` describes the rest of it. With `unsound` the process's state is not trusted any
+more. A line that has `output` too asks whether that is a complete output of the constraint: the answer has `complete`
+where it is.
 
 A constraint that takes too long ends the process with SIGPROF. The end of the input ends it as well.
 """
@@ -16,23 +17,28 @@ import signal
 import sys
 import threading
 import time
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
 from model.inputs.chat_output.formats import ReasoningFormat
 from model.inputs.chat_output.grammar import OutputGrammar
 from model.inputs.chat_output.grammar_form import OUTPUT, OutputForm
 from model.inputs.completion import Completions
+from model.inputs.grammar_backends import LLGUIDANCE, XGRAMMAR
 from model.inputs.grammars import FIRST_SPECIAL, ByteVocabulary, GrammarRefused, grammar_of, is_list, try_grammar
+from model.inputs.matcher import Matcher
 from model.inputs.output_states import OutputStates
-from model.inputs.process_limits import limit_memory
+from model.inputs.process_limits import address_space, limit_memory
 from model.inputs.tag_grammar import PATH, TagGrammar, grammar_of_any
 from scheduler.structural_tags import read_tags
 from scheduler.structured import CHOICE, GRAMMAR, STRUCTURAL_TAG
+
+if TYPE_CHECKING:
+    from model.inputs.with_xgrammar.matcher import XGrammarCompiler
 
 SEARCH_SECONDS, WIDE = 0.06, 48  # for a short output; alternatives that are looked at
 TOKENS, SLOW = 24, 0.05  # that are drawn; seconds of processor time for one, which a step of an engine would wait for
@@ -49,7 +55,7 @@ def tokenizer_of(special: int) -> LLTokenizer:
     return LLTokenizer(ByteVocabulary(special))  # type: ignore[arg-type] # it has what is asked of a wrapper
 
 
-def output_grammar(form: OutputForm) -> tuple[OutputGrammar, LLMatcher]:
+def output_grammar(form: OutputForm) -> tuple[OutputGrammar, Matcher]:
     """Makes the grammar of a form, and tries it.
 
     Returns:
@@ -81,9 +87,7 @@ def encoded(text: str, marks: list[str]) -> list[int]:
     return [token for part in parts for token in part]
 
 
-def short_output(
-    matcher: LLMatcher, marks: list[str], reasoning: ReasoningFormat | None, thinks: bool
-) -> dict[str, str]:
+def short_output(matcher: Matcher, marks: list[str], reasoning: ReasoningFormat | None, thinks: bool) -> dict[str, str]:
     """Returns a short output, with marks in place of special tokens, and whether it is the shortest.
 
     No search would find the end of reasoning, within which any text may follow. So the shortest reasoning is put first,
@@ -121,7 +125,7 @@ def decoded(tokens: list[int], marks: list[str]) -> str:
     return "".join(part for run in parts for part in run)
 
 
-def try_tags(matcher: LLMatcher, form: OutputForm) -> dict[str, str]:
+def try_tags(matcher: Matcher, form: OutputForm) -> dict[str, str]:
     """Tries structural tags, at whose beginning no other trial comes.
 
     Args:
@@ -166,7 +170,7 @@ def named(refused: GrammarRefused, structured: tuple[str, str] | None) -> Gramma
     return refused
 
 
-def try_tokens(matcher: LLMatcher, seconds: float = DRAWING_SECONDS, field: str = "") -> None:
+def try_tokens(matcher: Matcher, seconds: float = DRAWING_SECONDS, field: str = "") -> None:
     """Draws the beginning of an output. The library's bounds hold for masks, not for what a token costs that is taken.
 
     Args:
@@ -200,36 +204,65 @@ def form_of(kind: str, text: str) -> OutputForm:
     return OutputForm.of_text(text) if kind == OUTPUT else OutputForm(None, None, answer=(kind, text))
 
 
-def compiled(kind: str, form: OutputForm) -> tuple[str, LLMatcher]:
-    """Returns the grammar of a constraint and its matcher. Raises GrammarRefused."""
+def compiled(kind: str, form: OutputForm, backend: str = LLGUIDANCE) -> tuple[str, Matcher]:
+    """Returns the grammar of a constraint and its matcher. backend: one of `BACKENDS`. Raises GrammarRefused."""
     if kind == OUTPUT:
         made, matcher = output_grammar(form)
         return made.text(form.ids), matcher
     if form.answer is None:
         raise ValueError("a constraint of this kind has an answer")
     grammar = grammar_of_any(*form.answer)
-    return grammar, try_grammar(grammar, tokenizer_of(0))
+    checked = grammar, try_grammar(grammar, tokenizer_of(0))
+    return by_xgrammar(*form.answer) or checked if backend == XGRAMMAR else checked
+
+
+def by_xgrammar(kind: str, text: str) -> tuple[str, Matcher] | None:
+    """Returns the grammar of a constraint that XGrammar keeps, and its matcher; None for one that it does not keep.
+
+    Raises:
+        GrammarRefused: It is of a kind that XGrammar keeps, but it would not keep all of it.
+    """
+    from model.inputs.with_xgrammar import grammars
+
+    if not grammars.serves(kind, text):
+        return None
+    grammar = grammars.grammar_of(kind, text)
+    return grammar, grammars.try_grammar(grammar, compiler())
+
+
+@lru_cache(1)
+def compiler() -> "XGrammarCompiler":
+    """Returns XGrammar's compiler for `tokenizer_of` no special tokens."""
+    from model.inputs.with_xgrammar.matcher import XGrammarCompiler
+
+    return XGrammarCompiler(tokenizer_of(0))
 
 
 @lru_cache(MOST_COMPILED)
-def matcher_of(kind: str, text: str) -> tuple[LLMatcher, list[str]]:
+def matcher_of(kind: str, text: str, backend: str = LLGUIDANCE) -> tuple[Matcher, list[str]]:
     """Returns the matcher of a constraint that was accepted, and the marks of its special tokens."""
     form = form_of(kind, text)
-    return compiled(kind, form)[1], list(form.ids)
+    return compiled(kind, form, backend)[1], list(form.ids)
 
 
-def answer_to(line: str, states: OutputStates | None = None) -> dict[str, str]:
-    """Returns the answer to a line. states: of outputs that were asked about before; None for none."""
+def answer_to(line: str, states: OutputStates | None = None, backend: str = LLGUIDANCE) -> dict[str, str]:
+    """Returns the answer to a line.
+
+    Args:
+        line: The line.
+        states: Of outputs that were asked about before; None for none.
+        backend: One of `BACKENDS`.
+    """
     try:
         asked = json.loads(line)
         kind, text = asked["kind"], asked["text"]
         if (output := asked.get("output")) is not None:
-            known = OutputStates(matcher_of, encoded) if states is None else states
+            known = OutputStates(partial(matcher_of, backend=backend), encoded) if states is None else states
             complete = known.is_complete(kind, text, output)
             return {"complete": "1"} if complete else {}
         form = form_of(kind, text)
         try:
-            grammar, matcher = compiled(kind, form)
+            grammar, matcher = compiled(kind, form, backend)
         except GrammarRefused as refused:
             raise named(refused, form.answer) from None
         try_tokens(matcher)
@@ -254,13 +287,15 @@ def serve() -> None:
     if not (line := sys.stdin.readline()):
         return  # the parent has ended
     first = json.loads(line)
-    limit_memory(first["memory"])
     tokenizer_of(0)
+    if first["backend"] == XGRAMMAR:
+        compiler()  # reads torch, which takes much of an address space
+    limit_memory(first["memory"] + (address_space() if first["backend"] == XGRAMMAR else 0))
     answer({})
-    states = OutputStates(matcher_of, encoded)
+    states = OutputStates(partial(matcher_of, backend=first["backend"]), encoded)
     while line := sys.stdin.readline():
         signal.setitimer(signal.ITIMER_PROF, first["seconds"])
-        given = answer_to(line, states)
+        given = answer_to(line, states, first["backend"])
         signal.setitimer(signal.ITIMER_PROF, 0)
         answer(given)
 

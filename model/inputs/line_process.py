@@ -27,10 +27,10 @@ class LineProcess:
             env={**os.environ, "LC_ALL": "C"},  # a locale's archive would take of its address space
         )
 
-    def ask(self, line: str, most: int) -> dict[str, Any] | None:
-        """Sends a line and returns its answer of at most `most` bytes. None where no answer comes."""
+    def ask(self, line: str, most: int, wait: float = WAIT) -> dict[str, Any] | None:
+        """Sends a line and returns its answer of at most `most` bytes. None where none comes within `wait` seconds."""
         process = self._process
-        timer = threading.Timer(WAIT, process.kill)
+        timer = threading.Timer(wait, process.kill)
         timer.daemon = True
         timer.start()
         try:

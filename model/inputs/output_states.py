@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from llguidance import LLMatcher
+from model.inputs.matcher import Matcher
 
 MOST_KEPT = 16  # states; one behind 83,000 bytes of JSON takes 6 MiB
 
@@ -33,12 +33,12 @@ class OutputStates:
 
     def __init__(
         self,
-        start: Callable[[str, str], tuple[LLMatcher, list[str]]],
+        start: Callable[[str, str], tuple[Matcher, list[str]]],
         encoded: Callable[[str, list[str]], Sequence[int]],
         most: int = MOST_KEPT,
     ) -> None:
         self._start, self._encoded, self._most = start, encoded, most
-        self._kept: OrderedDict[OutputText, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[OutputText, Matcher] = OrderedDict()
 
     def __len__(self) -> int:
         """The number of states."""

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from model.errors import CheckpointError, shown
-from model.inputs.process_limits import limit_memory, limit_processor_time
+from model.inputs.process_limits import address_space, limit_memory, limit_processor_time
 from model.inputs.tokenizer import Tokenizer, TokenizerFailed
 from model.inputs.tokenizer_files import load_tokenizer
 
@@ -155,12 +155,6 @@ def check_ids(tokenizer: Tokenizer, unit: str, length: int) -> None:
     decoded = tokenizer.decode_all(ids, False)
     if len(decoded) > 1024 + 64 * (size + len(ids)):
         raise TokenizerRefused(f"decodes {len(ids)} tokens to {len(decoded)} characters ({shown(text)})")
-
-
-def address_space() -> int:
-    """Returns the bytes of this process's address space, 0 where /proc does not say."""
-    statm = Path("/proc/self/statm")
-    return int(statm.read_text().split()[0]) * 4096 if statm.exists() else 0
 
 
 def main() -> None:

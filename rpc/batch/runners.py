@@ -103,7 +103,9 @@ class LocalRunner:
 @asynccontextmanager
 async def local_runner(settings: ServerSettings) -> AsyncIterator[LocalRunner]:
     """Starts an engine without a server, and yields its runner. Raises as a host's `launch`."""
-    preparer = await asyncio.to_thread(load_preparer, settings.model)
+    preparer = await asyncio.to_thread(
+        load_preparer, settings.model, structured_output_backend=settings.frontend.structured_output_backend
+    )
     many = replace(settings.frontend, request_time=convert.LONGEST, max_preparing=2 * settings.scheduler.max_sequences)
     secret = read_secret(settings.cache)
     frontend = Frontend(preparer, many, Metrics(preparer.name), secret)

@@ -14,6 +14,8 @@ from model.inputs.chat_output.chat_output import ChatOutput
 from model.inputs.chat_output.families import AUTO
 from model.inputs.chat_renderer import ChatFailed, ChatRenderer
 from model.inputs.chat_tools import MAPPINGS, CallsRead, calls_read, template_fields, template_tools
+from model.inputs.grammar_backends import LLGUIDANCE
+from model.inputs.grammar_checker import GrammarChecker
 from model.inputs.images import decode_images, image_digest
 from model.inputs.tokenizer import Tokenizer, TokenizerFailed
 from model.inputs.tokenizer_files import load_tokenizer
@@ -327,6 +329,7 @@ def load_preparer(
     image_limits: ImageLimits | None = None,
     tool_format: str = AUTO,
     reasoning_format: str = AUTO,
+    structured_output_backend: str = LLGUIDANCE,
 ) -> Preparer:
     """Loads the frontend's share of a model. The caller closes it.
 
@@ -336,6 +339,7 @@ def load_preparer(
         image_limits: Bounds of a request's images; None: the defaults.
         tool_format: Form of tool calls, as in `FrontendSettings`.
         reasoning_format: Form of reasoning, likewise.
+        structured_output_backend: Library that keeps constraints, likewise.
 
     Raises:
         CheckpointError: The model's files cannot be used, or there is no format of this name.
@@ -369,7 +373,7 @@ def load_preparer(
         images,
         image_limits or ImageLimits(),
         config.vision is not None and config.vision.prefix_lm,
-        outputs=Outputs(form, special=markers, ends=defaults.eos_token_ids),
+        outputs=Outputs(form, GrammarChecker(structured_output_backend), markers, ends=defaults.eos_token_ids),
         contents=contents_read(chat) if sees and chat is not None else Contents.EITHER,
         calls=calls_read(chat) if chat is not None and form.tools is not None else MAPPINGS,
         architecture=config.architecture,

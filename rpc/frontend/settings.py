@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from model.inputs.chat_output.families import AUTO, NONE, REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
+from model.inputs.grammar_backends import BACKENDS, LLGUIDANCE, check_backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,13 @@ class FrontendSettings:
             f"Forms: {', '.join(REASONING_FORMAT_NAMES)}."
         },
     )
+    structured_output_backend: str = field(
+        default=LLGUIDANCE,
+        metadata={
+            "help": f"Library that keeps constraints on outputs: {', '.join(BACKENDS)}. With xgrammar, llguidance "
+            "keeps Lark's grammars, structural tags, tool calls and reasoning."
+        },
+    )
 
     def __post_init__(self) -> None:
         for flag, value in (
@@ -89,5 +97,9 @@ class FrontendSettings:
         ):
             if name not in (AUTO, NONE, *known):
                 raise ValueError(f"{flag} is {name!r}, must be one of {', '.join((AUTO, NONE, *known))}")
+        try:
+            check_backend(self.structured_output_backend)
+        except ValueError as error:
+            raise ValueError(f"--structured-output-backend: {error}") from None
         if self.max_parked < 0:
             raise ValueError(f"--max-parked is {self.max_parked}, must be at least 0")

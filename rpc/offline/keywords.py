@@ -36,6 +36,7 @@ CONSTRUCTOR_KEYWORDS = {
     "seed": "Sampling(seed=...), of each call",
     "skip_tokenizer_init": NOT_HERE,
     "speculative_config": "LLM(speculative_tokens=...): prompt lookup, vLLM's method 'ngram'",
+    "structured_outputs_config": "LLM(structured_output_backend=...)",
     "swap_space": "LLM(host_cache_memory=...), in bytes",
     "task": "Quire generates text alone: leave it out",
     "tensor_parallel_size": "LLM(tensor_parallel=...)",

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from cache_manager.settings import CacheSettings
+from model.inputs.grammar_backends import LLGUIDANCE, check_backend
 from model.sampling.logits_processors import LogitsProcessorFactory
 from model.settings import ModelSettings
 from rpc.engines.assembly import assemble
@@ -71,6 +72,7 @@ class LLM:
             `LogitsProcessor`, or None. They change logits in this order, before temperature; beam search is refused
             beside them. A request's `Sampling(logits_processors_args=...)` has keyword arguments for these calls. One
             with a method `ready` may hold requests back, see `model.sampling.logits_processors`.
+        structured_output_backend: Library that keeps constraints on outputs: "llguidance" or "xgrammar".
 
     Raises:
         CheckpointError: The model cannot be loaded.
@@ -99,7 +101,9 @@ class LLM:
         tensor_parallel: int = 1,
         speculative_tokens: int = 0,
         logits_processors: Sequence[LogitsProcessorFactory] = (),
+        structured_output_backend: str = LLGUIDANCE,
     ) -> None:
+        check_backend(structured_output_backend)
         ORIGIN.claim()
         config = EngineConfig(
             model=ModelSettings(
@@ -123,7 +127,7 @@ class LLM:
             cache=CacheSettings(prefix_cache),
         )
         parts = assemble(config, factories=logits_processors)
-        self._preparer = load_preparer(config.model)
+        self._preparer = load_preparer(config.model, structured_output_backend=structured_output_backend)
         self._outputs: queue.SimpleQueue[StepOutputs] = queue.SimpleQueue()
         self._attempts = itertools.count(1)
         self._engine = parts.engine(self._outputs.put)

@@ -259,7 +259,7 @@ def test_closing_ends_a_thread_that_waits(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_process_ends_with_its_input() -> None:
     process = LineProcess(MODULE)
-    assert process.ask(json.dumps({"memory": 2**30, "seconds": 1.0}), 2**16) == {}
+    assert process.ask(json.dumps({"memory": 2**30, "seconds": 1.0, "backend": "llguidance"}), 2**16) == {}
     assert len(processes()) == 1
     process.close_input()
     wait_until(lambda: processes() == [], "its end")
