@@ -54,16 +54,13 @@ class DominantShare(FirstCome):
         return np.maximum(held, tokens)
 
     def ahead(self, queue: Queue, newcomer: Sequence, waiting: QueueLoad) -> QueueLoad:
-        return ahead_by_turns(queue, newcomer, waiting)
+        return ahead_by_turns(queue, newcomer, queue.load_of(newcomer.tenant), waiting)
 
 
-def ahead_by_turns(queue: Queue, newcomer: Sequence, waiting: QueueLoad) -> QueueLoad:
-    """Estimates that each tenant has as much admitted before a request as its own tenant has waiting.
+def ahead_by_turns(queue: Queue, newcomer: Sequence, own: QueueLoad, waiting: QueueLoad) -> QueueLoad:
+    """Estimates that each tenant has as much admitted before a request as its own tenant has in front of it.
 
-    Tenants are admitted by turns.
+    Tenants are admitted by turns. own: what the tenant has in front of it.
     """
-    own = queue.load_of(newcomer.tenant)
-    turns = queue.tenants + (not own.requests)
-    if turns == 1:
-        return waiting
+    turns = queue.tenants + (not queue.load_of(newcomer.tenant).requests)
     return QueueLoad(min(waiting.requests, own.requests * turns), min(waiting.tokens, own.tokens * turns))

@@ -13,6 +13,7 @@ POLICIES: Mapping[str, Callable[[SchedulerSettings, int], SchedulingPolicy]] = {
     "deadline": lambda settings, pool_tokens: LeastSlack(),  # noqa: ARG005
     "dominant-share": lambda settings, pool_tokens: DominantShare(pool_tokens),  # noqa: ARG005
     "fair": lambda settings, pool_tokens: FairService(settings.weights),  # noqa: ARG005
+    "fair-deadline": lambda settings, pool_tokens: FairService(settings.weights, LeastSlack()),  # noqa: ARG005
     "first-come": lambda settings, pool_tokens: FirstCome(),  # noqa: ARG005
     "priority": lambda settings, pool_tokens: AgeingPriority(settings.priority_ageing),  # noqa: ARG005
 }

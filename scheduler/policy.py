@@ -19,12 +19,10 @@ EARLIER = 2**60  # off `order`: a request that another engine had taken comes be
 PRIORITY_BITS = 44  # of first come's `order`, below the priority: arrival, up to 2^44 sequences
 
 
-class SchedulingPolicy(Protocol):
-    """Order among sequences. Pure: it keeps no state beside its arguments. What tenants have had is in `Rows.service`.
+class RequestOrder(Protocol):
+    """Order among the requests of one line, fixed when they come: all of them, or those of one tenant.
 
-    Sequences of one request have the same `attempt`. `Sequence.order` says who comes first, kept over preemptions.
-    Progress needs one thing of a policy: that no row that runs comes before the first of `running` until that ends.
-    Newcomers may.
+    A policy that chooses between tenants is given one for the requests of each.
     """
 
     def order(self, request: Request, arrivals: int, now: float, seconds: float) -> int:
@@ -47,6 +45,15 @@ class SchedulingPolicy(Protocol):
             request: The request.
             seconds: Time that it is predicted to run.
         """
+
+
+class SchedulingPolicy(RequestOrder, Protocol):
+    """Order among sequences. Pure: it keeps no state beside its arguments. What tenants have had is in `Rows.service`.
+
+    Sequences of one request have the same `attempt`. `Sequence.order` says who comes first, kept over preemptions.
+    Progress needs one thing of a policy: that no row that runs comes before the first of `running` until that ends.
+    Newcomers may.
+    """
 
     def begins_to_wait(self, sequence: Sequence, queue: Queue, rows: Rows) -> None:
         """Takes note of a new request, before it is queued. May lift its tenant's service (`Service.lift`).

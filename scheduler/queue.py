@@ -35,6 +35,7 @@ class Queue:
         self._line: list[Sequence] = []
         self._deadlines: list[tuple[float, Key]] = []
         self._loads: dict[str, QueueLoad] = {}  # by tenant
+        self._places: dict[str, list[int]] = {}  # `order` of the sequences of each tenant, sorted
         self.tokens = 0
 
     def __len__(self) -> int:
@@ -59,18 +60,31 @@ class Queue:
         self.tokens += tokens
         load = self.load_of(tenant)
         self._loads[tenant] = QueueLoad(load.requests + sign, load.tokens + tokens)
+        places = self._places.setdefault(tenant, [])
+        if sign > 0:
+            insort(places, sequence.order)
+        else:
+            del places[bisect_left(places, sequence.order)]
         if not self._loads[tenant].requests:
-            del self._loads[tenant]
+            del self._loads[tenant], self._places[tenant]
 
     @property
     def first(self) -> Sequence:
         """The first sequence in order, of a queue that is not empty."""
         return self._line[0]
 
-    def load_before(self, order: int) -> QueueLoad:
-        """Returns the sequences in front of a place, and their part of all tokens, as though all had equally many."""
-        before = bisect_left(self._line, order, key=lambda one: one.order)
-        return QueueLoad(before, self.tokens * before // max(len(self._line), 1))
+    def load_before(self, order: int, tenant: str | None = None) -> QueueLoad:
+        """Returns the sequences in front of a place, and their part of all tokens, as though all had equally many.
+
+        Args:
+            order: The place.
+            tenant: Counts sequences of this tenant alone; None counts all.
+        """
+        if tenant is None:
+            before, load = bisect_left(self._line, order, key=lambda one: one.order), QueueLoad(len(self), self.tokens)
+        else:
+            before, load = bisect_left(self._places.get(tenant, ()), order), self.load_of(tenant)
+        return QueueLoad(before, load.tokens * before // max(load.requests, 1))
 
     def attempts(self) -> list[int]:
         """Returns the attempt of each sequence, in order."""

@@ -6,12 +6,20 @@ field's name or `flag`.
 
 from dataclasses import dataclass, field
 
+from scheduler.tenant_weights import parse_weights
+
 MOST_SEQUENCES = 2**16  # rows are arrays: more would only cost memory
 MOST_DRAFTS = 64
-LEAST_WEIGHT = 0.001  # of a tenant
 MOST_ITL = 3600.0  # seconds
 MOST_AGEING = 86400.0  # seconds: more is no ageing
-SCHEDULING_POLICIES = ("deadline", "dominant-share", "fair", "first-come", "priority")  # of `scheduler.policies`
+SCHEDULING_POLICIES = (  # of `scheduler.policies`
+    "deadline",
+    "dominant-share",
+    "fair",
+    "fair-deadline",
+    "first-come",
+    "priority",
+)
 MOST_PIXELS = 178_956_970  # Pillow refuses larger images as bombs
 
 
@@ -36,15 +44,16 @@ class SchedulerSettings:
         metadata={
             "flag": "--scheduling-policy",
             "help": "Order of admission: dominant-share (tenants by their share of rows and KV), deadline (who must "
-            "start soonest; who would be late is refused), fair (tenants by the tokens that they have had), first-come "
-            "or priority (by priority and age; preempts).",
+            "start soonest; who would be late is refused), fair (tenants by the tokens that they have had), "
+            "fair-deadline (tenants as with fair, requests of one as with deadline), first-come or priority (by "
+            "priority and age; preempts).",
         },
     )
     tenant_weights: str | None = field(
         default=None,
         metadata={
-            "help": "Weights of tenants of --token-file, with --scheduling-policy fair: NAME=WEIGHT, with commas "
-            "between several. One of weight 2 gets twice the tokens of one that is not named, which has 1."
+            "help": "Weights of tenants of --token-file, with --scheduling-policy fair or fair-deadline: NAME=WEIGHT, "
+            "with commas between several. One of weight 2 gets twice the tokens of one that is not named, which has 1."
         },
     )
     priority_ageing: float = field(
@@ -88,7 +97,7 @@ class SchedulerSettings:
     @property
     def weights(self) -> dict[str, float]:
         """Weights of tenants by name, as `tenant_weights` says them."""
-        return {} if self.tenant_weights is None else _weights(self.tenant_weights)
+        return {} if self.tenant_weights is None else parse_weights(self.tenant_weights)
 
     @property
     def chunk(self) -> int:
@@ -121,7 +130,7 @@ class SchedulerSettings:
             names = ", ".join(SCHEDULING_POLICIES)
             raise ValueError(f"--scheduling-policy is {self.policy!r}, must be one of {names}")
         if self.tenant_weights is not None:
-            _weights(self.tenant_weights)
+            parse_weights(self.tenant_weights)
         if not 0 <= self.priority_ageing <= MOST_AGEING:
             raise ValueError(
                 f"--priority-ageing is {self.priority_ageing}, must be in [0, {MOST_AGEING:.0f}] seconds a level"
@@ -130,24 +139,6 @@ class SchedulerSettings:
             raise ValueError(f"--speculative-tokens is {self.draft_tokens}, must be in [0, {MOST_DRAFTS}]")
         if self.steps_in_flight not in (None, 1, 2):
             raise ValueError(f"--steps-in-flight is {self.steps_in_flight}, must be 1 or 2")
-
-
-def _weights(text: str) -> dict[str, float]:
-    """Returns weights by tenant. Raises ValueError."""
-    weights = dict[str, float]()
-    for part in text.split(","):
-        name, equals, number = part.strip().rpartition("=")
-        try:
-            weight = float(number)
-        except ValueError:
-            weight = 0.0
-        if not name or not equals or not LEAST_WEIGHT <= weight <= 1 / LEAST_WEIGHT:
-            bounds = f"[{LEAST_WEIGHT}, {1 / LEAST_WEIGHT:.0f}]"
-            raise ValueError(f"--tenant-weights has {part.strip()!r}, must be NAME=WEIGHT, with a weight in {bounds}")
-        if name in weights:
-            raise ValueError(f"--tenant-weights names {name!r} twice")
-        weights[name] = weight
-    return weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,10 @@ WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.5}
 
 @dataclass(frozen=True)
 class Burst:
-    """Requests of a tenant that come at once. cancel: turns after which those that have not ended are cancelled."""
+    """Requests of a tenant that come at once. cancel: turns after which those that have not ended are cancelled.
+
+    deadline: turns within which the first has to be complete; each of the others has one turn less, down to 1.
+    """
 
     turn: int
     tenant: str
@@ -43,6 +46,12 @@ class Burst:
     prompt: int
     tokens: int
     cancel: int | None = None
+    deadline: int | None = None
+
+    @property
+    def deadlines(self) -> list[float | None]:
+        """Seconds, of each request."""
+        return [None if self.deadline is None else float(max(1, self.deadline - i)) for i in range(self.count)]
 
 
 @dataclass
@@ -109,18 +118,21 @@ def run(
     """Plays bursts, and checks that each request ends. Under `FairService` also who is next."""
     scheduler, books = scheduler_of(policy, rows, pages), Books(weights)
     start, wait, is_fair = scheduler.running.start, scheduler.running.wait, isinstance(policy, FairService)
+    queued = scheduler.queue.in_order
     submits: dict[int, tuple[Burst, Submit]] = {}
     for burst in bursts:
-        for _ in range(burst.count):
+        for deadline in burst.deadlines:
             attempt = len(submits)
             request = make_request(attempt, burst.prompt, burst.tokens, scope=Scope(burst.tenant))
-            submits[attempt] = burst, Submit(attempt, request)
+            submits[attempt] = burst, Submit(attempt, replace(request, deadline=deadline))
     seen = set[int]()
 
     def starting(sequence: Sequence, match: Match) -> int:
         mine = books.counters[sequence.tenant]
-        for other in {one.tenant for one in scheduler.queue.in_order()} if is_fair else ():
+        for other in {one.tenant for one in queued()} if is_fair else ():
             law(mine <= books.counters[other] + 1e-6, f"{sequence.tenant} has had more than {other}, and is next")
+        ahead = [one.attempt for one in queued() if one.tenant == sequence.tenant and one.order < sequence.order]
+        law(not ahead or not is_fair, f"{sequence.attempt} is next, of the same tenant {ahead} are before it")
         if sequence.attempt not in seen:
             seen.add(sequence.attempt)
             books.serve(sequence.attempt, books.prompt[sequence.attempt])

@@ -94,9 +94,14 @@ def served_in_time(policy: str, rate: float, seconds: float = 60.0, seed: int = 
 RATES = (8.0, 10.0, 12.0, 14.0, 16.0)
 
 
+def peak_of(policy: str) -> float:
+    """Returns the most requests in time a second over some rates."""
+    return max(served_in_time(policy, rate)[0] for rate in RATES)
+
+
 def goodput_at_overload(policy: str) -> tuple[float, float]:
     """Returns the most requests in time a second over some rates, and those at five times as many as that."""
-    peak = max(served_in_time(policy, rate)[0] for rate in RATES)
+    peak = peak_of(policy)
     return peak, served_in_time(policy, 5 * peak)[0]
 
 
