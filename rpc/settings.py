@@ -10,12 +10,12 @@ from model.simulated.naming import is_simulated
 from rpc.addresses import is_loopback
 from rpc.frontend.settings import FrontendSettings
 from rpc.observe.settings import ObserveSettings
+from scheduler.scaling_settings import ScalingSettings
 from scheduler.settings import (
     ImageLimits,
     QueueLimits,
     RecordSettings,
     RequestLimits,
-    ScalingSettings,
     SchedulerSettings,
 )
 

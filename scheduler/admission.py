@@ -9,6 +9,7 @@ from cache_manager.manager import CacheManager
 from cache_manager.matching import NO_MATCH, Match
 from scheduler.counters import Counters
 from scheduler.events import Start
+from scheduler.page_forecast import PageForecast
 from scheduler.policy import SchedulingPolicy
 from scheduler.rows import Index, Sequence
 from scheduler.running import Running
@@ -17,6 +18,7 @@ from scheduler.slices import Slices
 from scheduler.step import transfer_bytes
 
 TRANSFER_BYTES = 2**25  # bytes of KV transfers in a step: more would hold up the other rows
+MOST_PASSED = 8  # sequences without room that others may pass in a step: each costs a look-up of its prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,9 @@ class Lack:
 
 
 class Admission:
-    """Takes sequences out of the waiting queue. Writes `isolated_steps`, `awaited` and `chain` of waiting sequences.
+    """Takes sequences out of the waiting queue.
+
+    Writes `isolated_steps`, `awaited`, `blocked` and `chain` of waiting sequences.
 
     Attributes:
         isolated: Attempt that runs without others, or did in the last step.
@@ -46,11 +50,12 @@ class Admission:
         hasher: BlockHasher | None,
         counters: Counters,
         policy: SchedulingPolicy,
+        forecast: PageForecast,
     ) -> None:
         """Makes the admission of a scheduler; `hasher` None goes without a prefix cache."""
         self._settings, self._policy, self._counters = settings, policy, counters
         self._running, self._rows, self._queue = running, running.rows, running.queue
-        self._cache, self._hasher = cache, hasher
+        self._cache, self._hasher, self._forecast = cache, hasher, forecast
         self.isolated: int | None = None
         self._until = 0  # the step until which it is
         self._started: list[tuple[int, float, int]] = []  # attempt, when, cached prompt tokens: not reported yet
@@ -72,10 +77,11 @@ class Admission:
         return tuple(Start(attempt, now - moment, cached) for attempt, moment, cached in started)
 
     def admit(self, now: float, step: int, slices: Slices) -> None:
-        """Admits sequences while rows, budget and pages for the whole of the next one last.
+        """Admits sequences while rows, budget and pages for the whole of the next one last, also those of its output.
 
         Skips a sequence whose next prefix page is being computed by a running row. It waits no longer than it would
-        take to compute the page, since that row is served first.
+        take to compute the page, since that row is served first. A sequence that lacks rows or pages is passed where
+        the policy lets it.
         """
         if self.isolated is not None and not self.is_isolated(step):
             for sequence in self._queue.in_order():
@@ -83,6 +89,7 @@ class Admission:
             self.isolated = None
         if not self._rows.free and not self._running.idle():
             return  # most steps under load end here: the order need not be found out
+        passed = 0
         for sequence in self._policy.waiting(self._queue, self._rows, now):
             if not slices.budget:
                 return
@@ -90,12 +97,14 @@ class Admission:
                 continue
             if sequence.attempt in self._running.held:
                 continue  # it holds up nothing: its room may go to those behind it
-            match = self._room_for(sequence, slices)
+            match = self._room_for(sequence, slices, now)
             if match is not None:
                 row, tokens = self._start(now, step, sequence, match), match.tokens
                 slices.prefill(row, tokens, sequence.length - tokens, sequence.request.scope.bidirectional)
-            elif sequence.awaited is None and self._policy.holds_the_line(sequence, now):
-                return
+            elif sequence.awaited is None:
+                passed += 1
+                if passed > MOST_PASSED or sequence.isolated_steps or self._policy.holds_the_line(sequence, now):
+                    return
 
     def next_in_line(self, now: float, step: int) -> tuple[Sequence, Match] | None:
         """Returns the sequence that `admit` tries first, and its cached prefix.
@@ -120,12 +129,17 @@ class Admission:
         needed = self._cache.needed(match, sequence.length)
         return Lack(1 + len(sequence.siblings), needed).less(self._rows.free, free)
 
-    def _room_for(self, sequence: Sequence, slices: Slices) -> Match | None:
+    def _room_for(self, sequence: Sequence, slices: Slices, now: float) -> Match | None:
         """Returns the prefix that a sequence goes on from, where it can be admitted now.
 
-        None where it lacks rows, budget or pages, or with `sequence.awaited` set where it waits for a page.
+        None where it lacks budget, with `sequence.awaited` set where it waits for a page, and with `sequence.blocked`
+        set where it lacks rows or pages.
         """
-        if not self._free_rows(sequence) or (sequence.isolated_steps and self.isolated is None and not self._no_rows()):
+        if not self._free_rows(sequence):
+            sequence.awaited = None
+            self._note_blocked(sequence, now)
+            return None
+        if sequence.isolated_steps and self.isolated is None and not self._no_rows():
             sequence.awaited = None
             return None
         if sequence.awaited is not None and self._cache.published.is_computing(sequence.awaited):
@@ -136,10 +150,22 @@ class Admission:
             return None
         while self._cache.pool.free - self._spare() < self._cache.needed(match, sequence.length):
             if not self._suspend_for(sequence):
+                self._note_blocked(sequence, now)
                 return None
+        # Where a waiting sequence may preempt running ones, these give way to it, and it need not wait for their pages.
+        if not self._policy.wants_room(self._queue, self._rows, now) and not self._forecast.leaves_room(
+            sequence, match
+        ):
+            self._note_blocked(sequence, now)
+            return None
         if match.transferred and transfer_bytes(self._running.joins) > TRANSFER_BYTES:
             return None
         return match
+
+    def _note_blocked(self, sequence: Sequence, now: float) -> None:
+        """Notes since when a sequence lacks rows or pages at its turn."""
+        if sequence.blocked is None:
+            sequence.blocked = now
 
     def _no_rows(self) -> bool:
         """Whether all rows are free, as an isolated sequence needs them.

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from scheduler.settings import ScalingSettings
+from scheduler.scaling_settings import ScalingSettings
 
 LATE_SHARE = 0.1  # allowed share of answers later than their SLO
 

@@ -2,18 +2,18 @@
 
 The prediction serves to refuse early what could not be admitted in time; the queue's own deadline is exact. A step
 costs a + b x tokens, fitted to the steps that ran (least squares, older steps fading). The queue takes the time to
-compute its prompt tokens and to decode its outputs at full batch. While only small steps have run b is unknown and
-taken as 0: the prediction is then too low, and an idle engine refuses no request.
+compute its prompt tokens and to decode its outputs at full batch, which are taken to become as long as those of such
+requests did before (`OutputLengths`). While only small steps have run b is unknown and taken as 0: the prediction is
+then too low, and an idle engine refuses no request.
 """
 
 from dataclasses import dataclass
 
 from scheduler.costs import StepCost
+from scheduler.output_lengths import OutputLengths
 from scheduler.queue import QueueLoad
+from scheduler.request import Request
 from scheduler.settings import QueueLimits
-
-SMOOTHING = 0.05  # weight of the newest output length in their mean
-FIRST_OUTPUT = 64.0  # tokens, until an output has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Backpressure:
 
     Attributes:
         cost: Step cost, as observed.
+        lengths: Output lengths, as observed.
     """
 
     def __init__(self, limits: QueueLimits, pool_tokens: int, rows: int) -> None:
@@ -37,33 +38,36 @@ class Backpressure:
         self._most_tokens = limits.pools_of_tokens * pool_tokens
         self._rows = rows
         self.cost = StepCost()
-        self._output = FIRST_OUTPUT
+        self.lengths = OutputLengths()
 
     def observe_step(self, tokens: int, seconds: float) -> None:
         """Learns from a step that computed `tokens` tokens."""
         if tokens and seconds > 0:
             self.cost.observe(tokens, seconds)
 
-    def observe_output(self, tokens: int) -> None:
-        """Learns from a sequence that ended with `tokens` output tokens."""
-        self._output += SMOOTHING * (tokens - self._output)
+    def observe_output(self, tokens: int, request: Request | None = None) -> None:
+        """Learns from a sequence of a request that ended with `tokens` output tokens."""
+        self.lengths.observe(tokens, request)
 
-    def predicted_wait(self, requests: int, tokens: int) -> float:
-        """Predicts the seconds to work off `requests` waiting requests with `tokens` prompt tokens together."""
-        a, b = self.cost.fit()
-        decode_steps = requests * self._output / self._rows
-        return tokens * b + decode_steps * (a + b * self._rows)
-
-    def predicted_run(self, prompt: int, most: int) -> float:
-        """Predicts the seconds from a request's first step to its last one, as long as steps take at present.
+    def predicted_wait(self, requests: int, tokens: int, output: float | None = None) -> float:
+        """Predicts the seconds to work off waiting requests.
 
         Args:
-            prompt: Prompt tokens.
-            most: Output tokens that it may have. As many as the mean of outputs are expected, if these are fewer.
+            requests: Number of requests.
+            tokens: Prompt tokens of all together.
+            output: Mean of the output tokens that they are expected to have; None takes the mean of all requests.
         """
-        return prompt * self.cost.fit()[1] + min(self._output, most) * self.cost.mean
+        a, b = self.cost.fit()
+        decode_steps = requests * (self.lengths.mean if output is None else output) / self._rows
+        return tokens * b + decode_steps * (a + b * self._rows)
 
-    def refuse(self, waiting: QueueLoad, before: QueueLoad, prompt: int, queue_timeout: float) -> Refusal | None:
+    def predicted_run(self, request: Request) -> float:
+        """Predicts the seconds from a request's first step to its last one, as long as steps take at present."""
+        return len(request.prompt) * self.cost.fit()[1] + self.lengths.expected(request) * self.cost.mean
+
+    def refuse(
+        self, waiting: QueueLoad, before: QueueLoad, prompt: int, queue_timeout: float, output: float | None = None
+    ) -> Refusal | None:
         """Returns why one more request may not queue, None where it may.
 
         Args:
@@ -71,11 +75,12 @@ class Backpressure:
             before: Requests among them that are admitted before this one.
             prompt: Prompt tokens of the request.
             queue_timeout: Seconds that the request would wait at most.
+            output: As in `predicted_wait`, of the waiting requests.
         """
         requests, tokens = waiting
         if not requests:
             return None
-        wait = self.predicted_wait(*before)
+        wait = self.predicted_wait(*before, output)
         retry = min(max(wait / 2, 1.0), 30.0)
         if requests >= self.limits.requests:
             return Refusal(f"the queue is full: {requests} requests wait, the limit is {self.limits.requests}", retry)

@@ -17,10 +17,16 @@ from scheduler.rows import Rows, Sequence
 
 
 class DominantShare(FirstCome):
-    """First come, first served within a tenant, tenants by dominant share."""
+    """First come, first served within a tenant, tenants by dominant share.
 
-    def __init__(self, pool_tokens: int) -> None:
-        """Makes the policy for a pool of `pool_tokens` tokens."""
+    Args:
+        pool_tokens: Tokens that the pool holds.
+        backfill: As in `FirstCome`: for so long a request that lacks room may also be passed by those of a tenant with
+            a larger share.
+    """
+
+    def __init__(self, pool_tokens: int, backfill: float = 0.0) -> None:
+        super().__init__(backfill)
         self._pool_tokens = pool_tokens
 
     def waiting(self, queue: Queue, rows: Rows, now: float) -> Iterable[Sequence]:

@@ -83,7 +83,7 @@ class EventIntake:
 
     def _submit(self, event: Submit, now: float) -> None:
         request = event.request
-        runs = self._backpressure.predicted_run(len(request.prompt), request.max_tokens)
+        runs = self._backpressure.predicted_run(request)
         place = self._policy.order(request, self._arrivals + 1, now, runs)
         sequences = sequences_of(event, now, place - (EARLIER if event.again else 0))
         self._arrivals += request.count if request.beam is None else request.beam.width
@@ -112,7 +112,9 @@ class EventIntake:
         if search is not None:
             self._running.beams[event.attempt] = search
         self._policy.begins_to_wait(sequences[0], self._queue, self._rows)
+        expected = round(self._backpressure.lengths.expected(request))
         for sequence in sequences:
+            sequence.expected = expected
             self._running.wait(sequence, now + longest_wait)
 
     def _refusal(self, sequences: Seq[Sequence], longest_wait: float) -> Refusal | None:
@@ -123,7 +125,7 @@ class EventIntake:
         if tenant != DEFAULT_TENANT and (refusal := self._backpressure.refuse_tenant(staying, tokens)) is not None:
             return refusal
         ahead = self._policy.ahead(self._queue, sequences[0], waiting)
-        return self._backpressure.refuse(waiting, ahead, tokens, longest_wait)
+        return self._backpressure.refuse(waiting, ahead, tokens, longest_wait, self._queue.mean_output)
 
     def will_wait(self) -> QueueLoad:
         """Returns queued requests beyond those for which rows and pages are free at this moment."""

@@ -269,5 +269,8 @@ class Explanation:
         return Lack.PAGES if waiting is not None and self._lacks_pages(waiting) else Lack.TURN
 
     def _lacks_pages(self, waiting: Sequence) -> bool:
+        """Whether too few pages are free, or were when it was its turn: running rows may be expected to need them."""
+        if waiting.blocked is not None:
+            return True
         cache, settings = self.replay.scheduler.cache, self.replay.scheduler.settings
         return cache.pool.free - len(self._in_rows) < cache.layout.pages_for(waiting.length, settings.ahead)

@@ -42,6 +42,7 @@ class FairService(FirstCome):
     """
 
     def __init__(self, weights: Mapping[str, float], within: RequestOrder = ARRIVAL) -> None:
+        super().__init__()  # no request is passed: the bound needs admission in this order alone
         self._weights, self._within = weights, within
 
     def order(self, request: Request, arrivals: int, now: float, seconds: float) -> int:

@@ -23,7 +23,13 @@ LEVEL = 10.0  # seconds later to start, for each level of `priority`
 
 
 class LeastSlack(FirstCome):
-    """Requests by the latest moment at which they can start."""
+    """Requests by the latest moment at which they can start.
+
+    None is passed by others: the first in line has no time to wait for them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
 
     def order(self, request: Request, arrivals: int, now: float, seconds: float) -> int:
         deadline = NO_DEADLINE if request.deadline is None else request.deadline

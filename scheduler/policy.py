@@ -81,7 +81,14 @@ class SchedulingPolicy(RequestOrder, Protocol):
         """Returns for each of `those` rows, of hypotheses that wait, whether a waiting sequence may have it."""
 
     def holds_the_line(self, sequence: Sequence, now: float) -> bool:
-        """Whether sequences behind this one wait while there is no room for it."""
+        """Whether sequences behind this one wait while there is no room for it.
+
+        Sequences that lack the step's budget, or that are to run isolated, hold the line under any policy.
+
+        Args:
+            sequence: Waiting sequence, `Sequence.blocked` up to date.
+            now: Seconds on the scheduler's clock.
+        """
 
     def wants_room(self, queue: Queue, rows: Rows, now: float) -> bool:
         """Whether a waiting sequence may preempt a running one, in O(1): each step with a queue asks."""
@@ -104,7 +111,22 @@ class SchedulingPolicy(RequestOrder, Protocol):
 
 
 class FirstCome:
-    """First come, first served, whatever the tenant; requests of a lower `priority` value before all others."""
+    """First come, first served, whatever the tenant; requests of a lower `priority` value before all others.
+
+    A request that lacks rows or pages may be passed by smaller ones behind it, which would otherwise wait for room that
+    they do not need (head-of-line blocking; backfilling: Lifka, The ANL/IBM SP Scheduling System, JSSPP 1995).
+
+    Bound: from `backfill` seconds after a request was first found to lack room at its turn, none behind it is admitted
+    before it, but for those that admission passes anyway (see `FairService`). From then on it waits for running rows
+    to end, as without backfilling. A preempted sequence is never passed: what passes it would take the pages that it
+    was preempted for.
+
+    Args:
+        backfill: Seconds that a request may be passed; 0 for never.
+    """
+
+    def __init__(self, backfill: float = 0.0) -> None:
+        self._backfill = backfill
 
     def order(self, request: Request, arrivals: int, now: float, seconds: float) -> int:  # noqa: ARG002
         return (request.priority << PRIORITY_BITS) + arrivals
@@ -126,8 +148,9 @@ class FirstCome:
         earlier: NDArray[np.bool_] = rows.order[those] >= sequence.order - sequence.index
         return earlier
 
-    def holds_the_line(self, sequence: Sequence, now: float) -> bool:  # noqa: ARG002
-        return True
+    def holds_the_line(self, sequence: Sequence, now: float) -> bool:
+        blocked = sequence.blocked
+        return blocked is None or sequence.preempted or now - blocked >= self._backfill
 
     def wants_room(self, queue: Queue, rows: Rows, now: float) -> bool:  # noqa: ARG002
         return False

@@ -40,6 +40,7 @@ class AgeingPriority(FirstCome):
     """
 
     def __init__(self, ageing: float) -> None:
+        super().__init__()  # no request is passed: the first in line preempts for the room that it lacks
         self._ageing = ageing
         # A difference of places shifted by `_shift` is a whole level from `_level` on.
         self._shift = ARRIVAL_BITS if ageing else PRIORITY_BITS

@@ -28,6 +28,7 @@ class Queue:
 
     Attributes:
         tokens: Tokens of all sequences together.
+        expected: Output tokens that all of them together are expected to have, see `Sequence`.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class Queue:
         self._deadlines: list[tuple[float, Key]] = []
         self._loads: dict[str, QueueLoad] = {}  # by tenant
         self._places: dict[str, list[int]] = {}  # `order` of the sequences of each tenant, sorted
-        self.tokens = 0
+        self.tokens = self.expected = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -58,6 +59,7 @@ class Queue:
     def _add(self, sequence: Sequence, sign: int) -> None:
         tenant, tokens = sequence.tenant, sign * sequence.length
         self.tokens += tokens
+        self.expected += sign * sequence.expected
         load = self.load_of(tenant)
         self._loads[tenant] = QueueLoad(load.requests + sign, load.tokens + tokens)
         places = self._places.setdefault(tenant, [])
@@ -72,6 +74,11 @@ class Queue:
     def first(self) -> Sequence:
         """The first sequence in order, of a queue that is not empty."""
         return self._line[0]
+
+    @property
+    def mean_output(self) -> float | None:
+        """Mean of the output tokens that the sequences are expected to have; None for an empty queue."""
+        return self.expected / len(self) if len(self) else None
 
     def load_before(self, order: int, tenant: str | None = None) -> QueueLoad:
         """Returns the sequences in front of a place, and their part of all tokens, as though all had equally many.

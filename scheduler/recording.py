@@ -36,7 +36,7 @@ from scheduler.stand_ins import StandIns, StepDraws
 from scheduler.step import Join, StepPlan, StepResult
 
 TIMES = ("queue_timeout", "deadline")  # of a request, of which 0 is not none
-FORMAT, VERSION = "quire-recording", 1
+FORMAT, VERSION = "quire-recording", 2
 SHOWN = 24  # numbers of an array that a fingerprint shows; of larger ones it has a checksum
 TOKEN_COLUMNS = {"forced": 1, "drafts": 1, "jumps": 2}  # columns of a plan's arrays that have tokens
 PLAN_ARRAYS = tuple(one.name for one in fields(StepPlan) if one.name not in ("step", "joins"))

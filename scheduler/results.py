@@ -122,7 +122,7 @@ class Results:
         place = places(rows) if several or self._drafting is not None else None
         positions, stopped, full = self.rows.append(rows, tokens, place)
         for i in (stopped | full).nonzero()[0].tolist():
-            self.backpressure.observe_output(int(positions[i]) + 1)
+            self.backpressure.observe_output(int(positions[i]) + 1, self.rows.sequence(int(rows[i])).request)
             attempt, index = int(self.rows.attempt[rows[i]]), int(self.rows.index[rows[i]])
             self._running.drop(int(rows[i]))
             if stopped[i]:

@@ -39,6 +39,8 @@ class Sequence:
         transferred: Transferred pages until its admission, see `Submit`.
         yields: Times that it lost its row to a waiting sequence that the policy put before it.
         served: Tokens of it that are counted in `Service`; 0 before its first row.
+        blocked: Seconds on the engine's clock when it was first found to lack rows or pages; None before.
+        expected: Output tokens that it was expected to have when it came.
     """
 
     attempt: int
@@ -56,6 +58,8 @@ class Sequence:
     transferred: Mapping[BlockHash, TransferredPage] = field(default_factory=dict)
     yields: int = 0
     served: int = 0
+    blocked: float | None = None
+    expected: int = 0
 
     def extended(self, index: int, token: int) -> "Sequence":
         """Returns the sequence of another index in the same request that goes on from this one with a token."""

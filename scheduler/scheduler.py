@@ -43,6 +43,7 @@ from scheduler.events import (
 from scheduler.in_flight import InFlight
 from scheduler.jump_forward import JumpForward
 from scheduler.lockstep import Lockstep
+from scheduler.page_forecast import PageForecast
 from scheduler.policies import POLICIES
 from scheduler.policy import SchedulingPolicy
 from scheduler.preemption import Preemption
@@ -97,7 +98,8 @@ class Scheduler:
         self._counters = Counters()
         self._running = Running(settings.max_sequences, cache, self._counters, holds)
         self.rows, self.queue = self._running.rows, self._running.queue
-        self._admission = Admission(settings, self._running, cache, hasher, self._counters, self.policy)
+        forecast = PageForecast(settings.schedule_conservativeness, self._running, cache, self.backpressure)
+        self._admission = Admission(settings, self._running, cache, hasher, self._counters, self.policy, forecast)
         self.intake = EventIntake(
             settings, queue_limits, cache, self._running, self._admission, self.backpressure, self.policy
         )
@@ -158,7 +160,8 @@ class Scheduler:
         return self._drafting is not None
 
     def stats(self) -> EngineStats:
-        seconds = self.backpressure.predicted_wait(*self.intake.will_wait()) if len(self.queue) else 0.0
+        waiting = self.intake.will_wait()
+        seconds = self.backpressure.predicted_wait(*waiting, self.queue.mean_output) if len(self.queue) else 0.0
         isolated = self._admission.is_isolated(self._steps)
         return self._counters.stats(self.rows, self.queue, self.cache, seconds, isolated)
 

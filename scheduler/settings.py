@@ -12,6 +12,8 @@ MOST_SEQUENCES = 2**16  # rows are arrays: more would only cost memory
 MOST_DRAFTS = 64
 MOST_ITL = 3600.0  # seconds
 MOST_AGEING = 86400.0  # seconds: more is no ageing
+MOST_CONSERVATIVENESS = 10.0
+MOST_BACKFILL = 3600.0  # seconds
 SCHEDULING_POLICIES = (  # of `scheduler.policies`
     "deadline",
     "dominant-share",
@@ -94,6 +96,23 @@ class SchedulerSettings:
         },
     )
 
+    backfill_time: float = field(
+        default=5.0,
+        metadata={
+            "help": "Seconds that smaller requests may pass one that lacks rows or pages, with --scheduling-policy "
+            "dominant-share or first-come. Then none passes it until it is admitted. 0: none ever does."
+        },
+    )
+
+    schedule_conservativeness: float = field(
+        default=2.0,
+        metadata={
+            "help": "Steps for which running requests and a new one must be expected to find pages, by the output "
+            "lengths learned so far, as a multiple of the steps from which admission pays though a preemption undoes "
+            "it. More: fewer preemptions, and fewer requests at once. 0: it suffices that the prompt fits."
+        },
+    )
+
     @property
     def weights(self) -> dict[str, float]:
         """Weights of tenants by name, as `tenant_weights` says them."""
@@ -135,6 +154,13 @@ class SchedulerSettings:
             raise ValueError(
                 f"--priority-ageing is {self.priority_ageing}, must be in [0, {MOST_AGEING:.0f}] seconds a level"
             )
+        if not 0 <= self.backfill_time <= MOST_BACKFILL:
+            raise ValueError(f"--backfill-time is {self.backfill_time}, must be in [0, {MOST_BACKFILL:.0f}] seconds")
+        if not 0 <= self.schedule_conservativeness <= MOST_CONSERVATIVENESS:
+            raise ValueError(
+                f"--schedule-conservativeness is {self.schedule_conservativeness}, must be in "
+                f"[0, {MOST_CONSERVATIVENESS:.0f}]"
+            )
         if not 0 <= self.draft_tokens <= MOST_DRAFTS:
             raise ValueError(f"--speculative-tokens is {self.draft_tokens}, must be in [0, {MOST_DRAFTS}]")
         if self.steps_in_flight not in (None, 1, 2):
@@ -171,71 +197,6 @@ class RecordSettings:
             raise ValueError(f"--record-steps is {self.steps}, must be at least 1")
         if self.tokens and self.file is None:
             raise ValueError("--record-tokens does nothing without --record")
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingSettings:
-    """Settings of the number of engines. Times are seconds."""
-
-    replicas: int | None = field(
-        default=None,
-        metadata={
-            "flag": "--max-replicas",
-            "help": "Most engines: more than --replicas are started as there is work for them, and ended when there is "
-            "none. Unset: as many as --replicas, always.",
-        },
-    )
-    queue: float = field(
-        default=2.0,
-        metadata={
-            "flag": "--scale-queue",
-            "help": "Predicted seconds of work in an engine's queue above which there should be more engines.",
-        },
-    )
-    use: float = field(
-        default=0.9,
-        metadata={
-            "flag": "--scale-use",
-            "help": "Part of an engine's KV pages, or of its batch rows, in use above which there should be more.",
-        },
-    )
-    ttft: float | None = field(
-        default=None,
-        metadata={
-            "flag": "--scale-ttft",
-            "help": "Seconds to the first token of a request to this server itself; there should be more engines where "
-            "more than one in ten waits longer. Unset: no objective.",
-        },
-    )
-    itl: float | None = field(
-        default=None,
-        metadata={
-            "flag": "--scale-itl",
-            "help": "Seconds between two tokens; there should be more engines where more than one in ten takes longer. "
-            "Unset: no objective.",
-        },
-    )
-    up: float = field(
-        default=5.0,
-        metadata={"flag": "--scale-up-delay", "help": "Seconds that more have to be needed before they are started."},
-    )
-    down: float = field(
-        default=300.0,
-        metadata={
-            "flag": "--scale-down-delay",
-            "help": "Seconds that fewer have to suffice before one is ended, and between two that are.",
-        },
-    )
-
-    def __post_init__(self) -> None:
-        for flag, value in (("--scale-queue", self.queue), ("--scale-ttft", self.ttft), ("--scale-itl", self.itl)):
-            if value is not None and not value > 0:
-                raise ValueError(f"{flag} is {value}, must be above 0")
-        if not 0 < self.use <= 1:
-            raise ValueError(f"--scale-use is {self.use}, must be in (0, 1]")
-        for flag, value in (("--scale-up-delay", self.up), ("--scale-down-delay", self.down)):
-            if not value >= 0:
-                raise ValueError(f"{flag} is {value}, must be at least 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,12 @@ from rpc.settings import (
     ServerSettings,
     SharingSettings,
 )
+from scheduler.scaling_settings import ScalingSettings
 from scheduler.settings import (
     ImageLimits,
     QueueLimits,
     RecordSettings,
     RequestLimits,
-    ScalingSettings,
     SchedulerSettings,
 )
 

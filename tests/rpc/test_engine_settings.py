@@ -30,6 +30,8 @@ from rpc.observe.settings import FORMATS
 from rpc.settings import EngineConfig, EngineSettings, ServerSettings
 from scheduler.settings import (
     MOST_AGEING,
+    MOST_BACKFILL,
+    MOST_CONSERVATIVENESS,
     MOST_DRAFTS,
     MOST_SEQUENCES,
     SCHEDULING_POLICIES,
@@ -73,6 +75,8 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "target_itl": st.none() | st.floats(0.001, 10),
         "tenant_weights": st.none() | st.from_regex(r"[a-z]{1,9}=[1-9]", fullmatch=True),
         "priority_ageing": st.floats(0, MOST_AGEING),
+        "backfill_time": st.floats(0, MOST_BACKFILL),
+        "schedule_conservativeness": st.floats(0, MOST_CONSERVATIVENESS),
         "draft_tokens": st.integers(0, MOST_DRAFTS),
         "jump_forward": st.booleans(),
         "recompute": st.booleans(),

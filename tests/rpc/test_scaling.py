@@ -19,7 +19,7 @@ from rpc.settings import EngineSettings, ServerSettings
 from scheduler.autoscaling import Autoscaler, Decision, EngineLoad
 from scheduler.events import EngineStats, nothing
 from scheduler.limits import ModelDefaults
-from scheduler.settings import ScalingSettings
+from scheduler.scaling_settings import ScalingSettings
 from scheduler.spec import Spec
 from tests.support.hosts import FakeHost
 from tests.support.links import eventually

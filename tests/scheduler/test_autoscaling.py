@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.autoscaling import Autoscaler, Decision, EngineLoad
-from scheduler.settings import ScalingSettings
+from scheduler.scaling_settings import ScalingSettings
 from tests.support.examples import examples
 
 SETTINGS = ScalingSettings(replicas=8, queue=2.0, use=0.9, up=5.0, down=60.0)

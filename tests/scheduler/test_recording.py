@@ -16,7 +16,7 @@ from cache_manager.states import RecurrentLayer
 from scheduler.blueprint import Blueprint
 from scheduler.controls import LogitsParams
 from scheduler.events import KVSource, Logprobs, Ready, Submit
-from scheduler.recording import RecordedScheduler, Recorder
+from scheduler.recording import VERSION, RecordedScheduler, Recorder
 from scheduler.replaying import PlanDifference, Recording, RecordingError, Replay
 from scheduler.request import Request
 from scheduler.settings import SCHEDULING_POLICIES, RecordSettings, SchedulerSettings
@@ -325,7 +325,7 @@ HEADER = played(contended())[0]
         (["{}\n"], "the first line has no"),
         (["[1]\n"], "line 1 is no JSON object"),
         (["a text\n"], "line 1 is no JSON object"),
-        ([HEADER.replace('"version":1', '"version":99')], "the first line has no"),
+        ([HEADER.replace(f'"version":{VERSION}', '"version":99')], "the first line has no"),
         ([HEADER.replace('"pages"', '"sides"')], "the settings are those of another version"),
         ([HEADER.replace('"max_sequences"', '"most"')], "the settings are those of another version"),
         ([HEADER, '{"commit": 1.0}\n', '{"schedule": []}\n'], "line 3 is no call of a scheduler"),

@@ -318,6 +318,7 @@ def workloads(
         max_sequences=rows,
         prefill_chunk=draw(st.none() | st.integers(1, 8)),
         steps_in_flight=draw(st.sampled_from(depths)),
+        backfill_time=draw(st.sampled_from((0.0, 0.0, 3.0, 1000.0))),
     )
     needs = [layout.pages_for(a.longest, settings.ahead) for a in named]
     # One page a row is what admission keeps free for those that run.
