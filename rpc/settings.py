@@ -10,6 +10,7 @@ from model.simulated.naming import is_simulated
 from rpc.addresses import is_loopback
 from rpc.frontend.settings import FrontendSettings
 from rpc.observe.settings import ObserveSettings
+from scheduler.policy_settings import check_policy_settings
 from scheduler.scaling_settings import ScalingSettings
 from scheduler.settings import (
     ImageLimits,
@@ -395,6 +396,7 @@ class ServerSettings:
             raise ValueError(
                 f"--max-replicas is {most}, must be in [{self.engine.replicas}, {MOST_REPLICAS}], from --replicas up"
             )
+        check_policy_settings(self.scheduler)
 
     @property
     def most_replicas(self) -> int:
