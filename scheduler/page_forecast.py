@@ -69,10 +69,12 @@ class PageForecast:
             return True
         if not (horizon := self._horizon(sequence)):
             return True
-        remaining, held = self._growth(sequence)
         pool, size = self._cache.pool, self._cache.layout.page_size
-        need = self._cache.needed(match, sequence.length)
-        free = pool.free + pool.returning - need
+        free = pool.free + pool.returning - self._cache.needed(match, sequence.length)
+        most = self._rows.size * horizon * self._groups
+        if most <= free * size:
+            return True  # most admissions to a roomy pool end here: rows cannot grow by more
+        remaining, held = self._growth(sequence)
         # Pages that rows share come back with the last of them: each frees its part of what all hold.
         part = min(1.0, (pool.total - free) * size / (held.sum() * self._groups))
         return peak_growth(np.minimum(remaining, horizon), part * held) * self._groups <= free * size
