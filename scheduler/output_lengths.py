@@ -95,6 +95,11 @@ class OutputLengths:
         return self._observed
 
     @property
+    def kinds(self) -> int:
+        """Kinds of request of which something is known, at most `MOST_KINDS`."""
+        return len(self._kinds)
+
+    @property
     def mean(self) -> float:
         """Mean of all outputs."""
         return self._all.mean

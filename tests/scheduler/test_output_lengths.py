@@ -92,7 +92,7 @@ def test_memory_is_bounded_and_the_latest_are_kept() -> None:
     lengths = OutputLengths()
     for number in range(2 * MOST_KINDS):
         lengths.observe(10, request(str(number)))
-    assert len(lengths._kinds) == MOST_KINDS
+    assert lengths.kinds == MOST_KINDS
     lengths.observe(500, request(str(2 * MOST_KINDS - 1)))
     assert lengths.expected(request(str(2 * MOST_KINDS - 1))) > lengths.expected(request("0"))
 

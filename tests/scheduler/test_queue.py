@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler.queue import Queue
+from cache_manager.block_hash import Scope
+from scheduler.queue import Queue, QueueLoad
 from scheduler.rows import Sequence
 from tests.scheduler.workloads import make_request
 from tests.support.examples import examples
@@ -25,7 +26,12 @@ def sequence(
 ) -> Sequence:
     output = np.zeros(emitted, np.int32)
     place = attempt if order is None else order
-    return Sequence(attempt, make_request(attempt, prompt), output, 0.0, place, preempted)
+    request = make_request(attempt, prompt, scope=Scope(tenant_of(attempt)))
+    return Sequence(attempt, request, output, 0.0, place, preempted, expected=attempt)
+
+
+def tenant_of(attempt: int) -> str:
+    return "ab"[attempt % 2]
 
 
 class QueueModel(RuleBasedStateMachine):
@@ -94,6 +100,18 @@ class QueueModel(RuleBasedStateMachine):
         assert len(self.queue) == len(attempts)
         assert [one.attempt for one in self.queue.in_order()] == attempts
         assert self.queue.tokens == sum(length for _, length, _ in self.line)
+        assert self.queue.expected == sum(attempts)
+        assert self.queue.mean_output == (np.mean(attempts) if attempts else None)
+
+    @invariant()
+    def count_what_is_in_front(self):
+        for place, (attempt, _, _) in enumerate(self.line):
+            own = [length for one, length, _ in self.line if tenant_of(one) == tenant_of(attempt)]
+            before = sum(tenant_of(one) == tenant_of(attempt) for one, _, _ in self.line[:place])
+            order = self.orders[attempt]
+            assert self.queue.load_before(order).requests == place
+            load = QueueLoad(before, sum(own) * before // len(own))
+            assert self.queue.load_before(order, tenant_of(attempt)) == load
 
 
 TestQueueModel = QueueModel.TestCase
