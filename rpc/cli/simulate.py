@@ -18,7 +18,7 @@ from rpc.cli.tables import print_table, written
 from rpc.distribution import how_to_install
 from rpc.simulation.changes import Changes
 from rpc.simulation.settings import DeploymentSettings, EngineSettings, TrafficSettings, parse_slo
-from scheduler.settings import ScalingSettings
+from scheduler.scaling_settings import ScalingSettings
 
 if TYPE_CHECKING:
     from rpc.simulation.planning import Trial

@@ -9,7 +9,7 @@ from rpc.simulation.routers import ROUTERS
 from rpc.simulation.traffic import Timed
 from scheduler.blueprint import Blueprint
 from scheduler.events import Submit
-from scheduler.settings import ScalingSettings
+from scheduler.scaling_settings import ScalingSettings
 from scheduler.step_costs import StepCosts
 
 

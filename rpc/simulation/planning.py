@@ -8,7 +8,8 @@ from rpc.simulation.deployment import Deployment
 from rpc.simulation.routers import ROUTERS
 from rpc.simulation.scenario import Scenario
 from rpc.simulation.served import Targets
-from scheduler.settings import SCHEDULING_POLICIES, ScalingSettings
+from scheduler.scaling_settings import ScalingSettings
+from scheduler.settings import SCHEDULING_POLICIES
 
 MORE_PAGES = "+50%"
 

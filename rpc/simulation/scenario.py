@@ -16,7 +16,7 @@ from rpc.simulation.served import Ledger
 from rpc.simulation.settings import DeploymentSettings, EngineSettings, TrafficSettings
 from rpc.simulation.traffic import Timed, submits
 from scheduler.profile import Profile, read_profile
-from scheduler.settings import ScalingSettings
+from scheduler.scaling_settings import ScalingSettings
 
 PROFILE = "llama-3.1-8b-h100"
 

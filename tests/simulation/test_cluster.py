@@ -19,7 +19,8 @@ from rpc.simulation.routers import ROUTERS
 from rpc.simulation.served import Targets
 from rpc.simulation.traffic import submits
 from scheduler.events import EndReason
-from scheduler.settings import QueueLimits, ScalingSettings
+from scheduler.scaling_settings import ScalingSettings
+from scheduler.settings import QueueLimits
 from tests.simulation.test_engine import COSTS, made
 from tests.support.examples import examples
 from tests.support.planted import plant
