@@ -42,7 +42,8 @@ ARRIVALS = st.lists(
 @given(ARRIVALS)
 @example([(0, "a", 26, 12), (0, "a", 26, 12), (6, "a", 12, 6), (6, "a", 25, 6), (6, "a", 1, 1), (6, "b", 25, 6)])
 def test_next_is_who_has_the_least(arrivals: list[tuple[int, str, int, int]]) -> None:
-    scheduler = engine(rows=ROWS, pages=PAGES, page_size=PAGE, budget=64)
+    # None passes one that lacks room: `test_backfilling` has the law of those that do.
+    scheduler = engine(rows=ROWS, pages=PAGES, page_size=PAGE, budget=64, backfill=0.0)
     start, checked, turn = scheduler.running.start, list[str](), 0
 
     def checking(sequence: Sequence, match: Match) -> int:
@@ -106,7 +107,7 @@ def test_a_wait_is_predicted_for_ones_own_turn() -> None:
     for turn in range(3):  # steps of ten seconds
         plan = scheduler.schedule(10.0 * turn, [])
         scheduler.commit(result_of(plan, [1]), 10.0 * (turn + 1))
-    step(scheduler, 31.0, events=[submit(1, "a")])
+    step(scheduler, 31.0, events=[submit(1, "a", tokens=12)])
     refused = step(scheduler, 32.0, events=[submit(50, "a"), submit(60, "b")])
     assert reasons(refused) == [(50, EndReason.QUEUE_FULL)], "the other tenant does not wait for those before it"
 

@@ -26,8 +26,9 @@ def engine(
     chunk: int | None = None,
     queue: QueueLimits = PATIENT,
     prefix_cache: bool = False,
+    backfill: float = 5.0,
 ) -> Scheduler:
-    settings = SchedulerSettings(budget, rows, chunk, depth)
+    settings = SchedulerSettings(budget, rows, chunk, depth, backfill_time=backfill)
     cache = CacheManager(make_layout(page_size), pages, rows, ahead=settings.ahead)
     hasher = BlockHasher(SECRET, b"model", page_size) if prefix_cache else None
     return Scheduler(settings, queue, cache, hasher)
