@@ -29,7 +29,8 @@ class PlannedAnew(DominantShare):
 
 def anew(workload: Workload) -> SchedulerDriver:
     """Plans each step anew."""
-    return SchedulerDriver(workload, PlannedAnew(workload.layout.tokens_in(workload.pages)))
+    tokens, backfill = workload.layout.tokens_in(workload.pages), workload.settings.backfill_time
+    return SchedulerDriver(workload, PlannedAnew(tokens, backfill))
 
 
 EVERYTHING = workloads() | workloads(cancels=True, queue_timeout=True, resumed=True, faults=True, resets=True)
