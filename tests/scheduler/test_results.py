@@ -34,7 +34,7 @@ def test_prompt_logprobs_of_a_sequence_that_runs_are_told():
 def observed(scheduler):
     """Lengths of outputs, as the estimate of waiting times is told of them."""
     lengths = []
-    scheduler.backpressure.observe_output = lengths.append
+    scheduler.backpressure.observe_output = lambda tokens, request=None: lengths.append(tokens)
     return lengths
 
 
