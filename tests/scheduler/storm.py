@@ -10,7 +10,7 @@ from scheduler.events import EndReason, EngineStats, Event, Submit
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
 from scheduler.step import StepPlan, StepResult
-from scheduler.step_time import StepWork
+from scheduler.step_costs import StepWork
 from tests.scheduler.executor import law, logprobs_of
 from tests.scheduler.test_step_time import CPU, Machine
 from tests.scheduler.workloads import PATIENT, make_layout, make_request
