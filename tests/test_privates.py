@@ -22,6 +22,9 @@ LEFT = {
     ("cache_manager/test_ledger.py", "manager.prefix.index._node_of_hash"),
     # One page of one group is evicted. The order of capacity evictions would take others first.
     ("cache_manager/test_windows.py", "manager.prefix._evict_slid"),
+    # Two ways to one answer, of which only one is called from outside.
+    ("model/test_closing.py", "COMPLETIONS._search"),
+    ("model/test_closing.py", "COMPLETIONS._walk"),
     # A product that takes the way of a GPU, on the CPU.
     ("model/test_quantization.py", "layer._on_cpu"),
     ("model/test_quantization.py", "layer._scratch"),

@@ -100,12 +100,30 @@ class Completions:
         if matcher.is_stopped():
             return [], True
         end = time.thread_time() + self._seconds
-        found = self._search(matcher, 1, 1, end)
+        found = self._walk(matcher, end)
         if (found is not None and len(found) <= room) or time.thread_time() > end:
             return found, False
         other = self._search(matcher, self._kept, self._tried, end)
         paths = [path for path in (found, other) if path is not None]
         return min(paths, key=len, default=None), other is not None
+
+    def _walk(self, matcher: Matcher, end: float) -> list[int] | None:
+        """Goes on with the best continuation at each place until a time: a search that keeps one way.
+
+        A search copies its matchers, which would take as long as all else here.
+        """
+        way, tokens, length = matcher.deep_copy(), list[int](), 0
+        for _ in range(MOST_STEPS):
+            if way.is_accepting():
+                return self._shortened(matcher, tokens)
+            following = self._continuations(way, way.compute_bitmask(), 1)
+            if time.thread_time() > end or not following or not way.consume_tokens(following[0]):
+                return None
+            tokens += following[0]
+            length += sum(map(self._size, following[0]))
+            if length >= MOST_BYTES:
+                return None
+        return None
 
     def _search(self, matcher: Matcher, kept: int, tried: int, end: float) -> list[int] | None:
         """Searches until a time, with this many ways at each length, each of which is continued with so many bytes."""

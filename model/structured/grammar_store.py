@@ -22,7 +22,7 @@ MOST_CACHED, MOST_TEXT = 1024, 2**22  # grammars, and characters of them all; co
 
 XGRAMMARS = 10  # characters that one of a grammar of XGrammar counts as, by the memory of its compiled form
 
-SECONDS = 0.03  # of processor time, for a completion of an output
+SECONDS = 0.045  # of processor time, for a completion of an output
 
 log = logging.getLogger("quire.sampling")
 

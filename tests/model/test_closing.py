@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -235,3 +236,18 @@ def test_harness_catches_a_completion_that_is_a_token_too_long(monkeypatch: pyte
     plant(monkeypatch, Closing, "settled", lambda right: lambda closing, matcher, token: token)
     with pytest.raises(AssertionError):
         assert [written("flat", shortest("flat") + 3, seed) for seed in range(20)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", [*SCHEMAS, *OTHERS])
+def test_a_walk_finds_what_a_search_with_one_way_does(name: str, backend: str) -> None:
+    """At all places of some outputs."""
+    rng = random.Random(name)
+    for _ in range(3):
+        matcher = matcher_of(name, backend)
+        for _ in range(40):
+            end = time.thread_time() + 60
+            assert COMPLETIONS._walk(matcher, end) == COMPLETIONS._search(matcher, 1, 1, end)
+            allowed = [token for token in range(257) if matcher.compute_bitmask()[token >> 3] >> (token & 7) & 1]
+            if not allowed or not matcher.consume_token(rng.choice(allowed)) or matcher.is_stopped():
+                break
