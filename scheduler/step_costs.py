@@ -31,7 +31,7 @@ class StepWork:
     @staticmethod
     def of(slices: Index) -> "StepWork":
         """slices: [n, 3] int32, as in the plan."""
-        starts, counts = slices[:, 1].astype(np.float64), slices[:, 2]
+        starts, counts = slices[:, 1].astype(np.float64), slices[:, 2].astype(np.float64)
         one = counts == 1
         if one.all():
             return StepWork(len(slices), float(starts.sum()) + len(slices))
