@@ -149,7 +149,8 @@ def test_the_whole_attempt_is_finished(tiny: Path, turns: int) -> None:
 
 def test_rows_are_kept_for_sequences_that_are_still_to_come(tiny: Path) -> None:
     """Five rows: a prompt for four sequences and one for two do not run at once, whatever comes between."""
-    rig = make_rig(tiny, page_size=PAGE, settings=SchedulerSettings(max_sequences=5, prefill_chunk=8))
+    settings = SchedulerSettings(max_sequences=5, prefill_chunk=8, backfill_time=0.0)
+    rig = make_rig(tiny, page_size=PAGE, settings=settings)
     requests = {
         1: make_request(rig, PROMPTS[6], NEW, **SAMPLED, sequence_count=4),
         2: make_request(rig, PROMPTS[3], NEW, **SAMPLED, sequence_count=2),

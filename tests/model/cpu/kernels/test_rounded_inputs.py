@@ -52,10 +52,10 @@ def inputs(rows: int, width: int, element: Element) -> Tensor:
 
 
 def near(machine: Machine, groups: GroupWeights, rounding: RowRounding, element: Element, rows: int) -> None:
-    """Integers are multiplied exactly; others are rounded to the element once more."""
+    """Integers are multiplied exactly, where the CPU can; others are rounded to the element once more."""
     x, weight = inputs(rows, groups.values.shape[1], element), bring_back(groups).double()
     rounded = rounding(x)
-    if rounding.floating or groups.scales.shape[1] > 1:
+    if rounding.floating or groups.scales.shape[1] > 1 or not machine.compiler.has_octets:
         rounded = rounded.to(element.dtype)
     rounded = rounded.double()
     product = product_of(machine, groups, rounding, element)
