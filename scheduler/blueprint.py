@@ -4,9 +4,10 @@ An engine and the replay of its recording make their schedulers here, so they ca
 secret of the block hashes is no part of it: plans depend on which hashes are equal, not on their values.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from cache_manager.block_hash import BlockHasher
 from cache_manager.layout import KVLayout, KVShape, LayerGroup
@@ -17,6 +18,10 @@ from cache_manager.tier import HostTier
 from scheduler.drafts import Drafter, PromptLookup
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, SchedulerSettings
+
+T = TypeVar("T", SchedulerSettings, QueueLimits)
+
+MOST_PAGES, MOST_VALUE = 2**31, 2**31  # beyond which nothing in a file is meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +98,17 @@ class Blueprint:
         )
         recurrent = tuple(RecurrentLayer(one["layer"], tuple(one["units"])) for one in shape["recurrent"])
         sizes = shape["element_bytes"], shape["page_size"], shape["scale_bytes"]
-        return Blueprint(
-            SchedulerSettings(**values["settings"]),
-            QueueLimits(**values["queue"]),
+        for name, least in (("pages", 1), ("host_slots", 0)):
+            if type(values[name]) is not int or not least <= values[name] <= MOST_PAGES:
+                raise ValueError(f"{name} is {values[name]!r:.30}, must be a number in [{least}, {MOST_PAGES}]")
+        for size in sizes:
+            if type(size) is not int or size < 0:
+                raise ValueError(f"layout has the size {size!r:.30}, must be a number of bytes or tokens")
+        if values["eviction"] not in POLICIES:
+            raise ValueError(f"eviction is {values['eviction']!r:.30}, must be one of {', '.join(POLICIES)}")
+        made = Blueprint(
+            _checked(SchedulerSettings, values["settings"]),
+            _checked(QueueLimits, values["queue"]),
             KVLayout(groups, *sizes, recurrent),
             values["pages"],
             values["eviction"],
@@ -103,3 +116,19 @@ class Blueprint:
             values["prefix_cache"],
             values["holds"],
         )
+        if not isinstance(made.prefix_cache, bool) or not isinstance(made.holds, bool):
+            raise ValueError("prefix_cache and holds must be true or false")
+        return made
+
+
+def _checked(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Makes settings of values whose types are checked, as a file may have any. Raises TypeError or ValueError."""
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        kinds: tuple[Any, ...] = get_args(hints.get(name)) or (hints.get(name),)
+        allowed: tuple[Any, ...] = (*kinds, int) if float in kinds else kinds
+        if type(value) not in allowed:
+            raise ValueError(f"{name} is {value!r:.30}, which no {kind.__name__} has")
+        if isinstance(value, int | float) and not -MOST_VALUE <= value <= MOST_VALUE and value != math.inf:
+            raise ValueError(f"{name} is {value!r:.30}, must be a number up to {MOST_VALUE}")
+    return kind(**values)

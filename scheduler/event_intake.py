@@ -102,7 +102,8 @@ class EventIntake:
         longest_wait = math.inf if event.again else self._queue_limits.wait
         if request.queue_timeout is not None:
             longest_wait = min(request.queue_timeout, longest_wait)
-        if not event.again:
+        idle = not self._rows.used and not len(self._queue)  # a prediction that is wrong is put right by steps alone
+        if not event.again and not idle:
             longest_wait = min(longest_wait, self._policy.patience(request, runs))
         if not event.again and (refusal := self._refusal(sequences, longest_wait)) is not None:
             message, retry_after = refusal.message, refusal.retry_after
@@ -138,7 +139,17 @@ class EventIntake:
         waiting = max(0, queued - startable)
         return QueueLoad(waiting, self._queue.tokens * waiting // max(queued, 1))
 
+    def _observe(self, event: Abort) -> None:
+        """Learns the lengths of outputs that a client ends, as stop strings do: those that end otherwise are longer."""
+        if event.attempt in self._running.beams:
+            return
+        for index in self._attempts.indices(event.attempt) if event.index is None else [event.index]:
+            row = self._rows.row_of(event.attempt, index)
+            if row is not None and (drawn := int(self._rows.length[row] - self._rows.prompt[row])) > 0:
+                self._backpressure.observe_output(drawn, self._rows.sequence(row).request)
+
     def _finish(self, event: Abort) -> None:
+        self._observe(event)
         if event.index is None or event.attempt in self._running.beams:
             self._running.end_attempt(event.attempt, EndReason.FINISHED)
         elif self._attempts.has(event.attempt, event.index):

@@ -56,7 +56,8 @@ class PageForecast:
         size = running.rows.size
         self._totals = np.zeros((size, len(EDGES)))  # by row and bucket, as `OutputLengths.expected_beyond`
         self._serials = np.zeros(size, np.int64)  # of the sequences that they are of
-        self._refused = set[tuple[int, int]]()  # attempt and index of sequences, since the last row was removed
+        # Horizon of refusals by attempt and index of the sequence, since the last row was removed.
+        self._refused: dict[tuple[int, int], float] = {}
         self._departures = 0  # rows that were removed by then
 
     def leaves_room(self, sequence: Sequence, match: Match) -> bool:
@@ -76,17 +77,18 @@ class PageForecast:
         most = self._rows.size * horizon * self._groups
         if most <= free * size:
             return True  # most admissions to a roomy pool end here: rows cannot grow by more
-        # Until a row is removed, rows do as was expected, and nothing gets better: most steps of a full pool end here.
+        # Until a row is removed, rows do as was expected, and nothing gets better but for a nearer horizon: most steps
+        # of a full pool end here.
         if self._departures != self._rows.departures:
-            self._refused, self._departures = set(), self._rows.departures
-        if (sequence.attempt, sequence.index) in self._refused:
+            self._refused, self._departures = {}, self._rows.departures
+        if horizon >= self._refused.get((sequence.attempt, sequence.index), math.inf):
             return False
         remaining, held = self._growth(sequence)
         # Pages that rows share come back with the last of them: each frees its part of what all hold.
         part = min(1.0, (pool.total - free) * size / (held.sum() * self._groups))
         fits = peak_growth(np.minimum(remaining, horizon), part * held) * self._groups <= free * size
         if not fits:
-            self._refused.add((sequence.attempt, sequence.index))
+            self._refused[sequence.attempt, sequence.index] = horizon
         return fits
 
     def _horizon(self, sequence: Sequence) -> float:

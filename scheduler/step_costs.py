@@ -4,7 +4,6 @@ seconds = fixed + a x decodes + b x their context + c x prefilled tokens + d x p
 it sees. Decodes read their context from memory, and prefill computes on it: so these have costs of their own.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from scheduler.rows import Index
+
+MOST_SECONDS = 1e6
 
 
 def pairs(start: int, count: int) -> float:
@@ -61,8 +62,8 @@ class StepCosts:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not 0 <= value < math.inf:
-                raise ValueError(f"costs.{name} is {value}, must be a number of seconds, at least 0")
+            if not 0 <= value <= MOST_SECONDS:
+                raise ValueError(f"costs.{name} is {value!r:.30}, must be in [0, {MOST_SECONDS:g}] seconds")
 
     def seconds(self, slices: Index) -> float:
         """Returns the seconds of a planned step. slices: [n, 3] int32, as in its plan."""

@@ -30,8 +30,14 @@ Floats = NDArray[np.float64]
 class StepTime:
     """Predicts the seconds of a step."""
 
-    def __init__(self, memory: float = MEMORY) -> None:
-        """memory: Weight of a step against the one after it."""
+    def __init__(self, memory: float = MEMORY, outlier: float = OUTLIER) -> None:
+        """Makes it without steps.
+
+        Args:
+            memory: Weight of a step against the one after it.
+            outlier: Times the prediction, as more than which no step counts.
+        """
+        self._outlier = outlier
         self._memory = memory
         self._products = np.zeros((len(UNITS), len(UNITS)))
         self._with_time = np.zeros(len(UNITS))
@@ -47,7 +53,7 @@ class StepTime:
         self._most_pairs = max(self._most_pairs, work.pairs)
         features = _features(work)
         predicted = self._predicted(features) if self._steps >= SETTLED else 0.0
-        seconds = min(max(0.0, seconds), OUTLIER * predicted or math.inf)
+        seconds = min(max(0.0, seconds), self._outlier * predicted if predicted else math.inf)
         self._steps += 1
         self._products = self._memory * self._products + np.outer(features, features)
         self._with_time = self._memory * self._with_time + features * seconds

@@ -144,3 +144,20 @@ def test_a_request_without_a_deadline_is_never_refused_for_it() -> None:
     policy = LeastSlack()
     assert policy.patience(make_request(1), 1e9) == float("inf")
     assert policy.patience(replace(make_request(1), deadline=3.0), 5.0) == 0.0
+
+
+@pytest.mark.parametrize("policy", ["deadline", "fair-deadline"])
+def test_an_idle_engine_refuses_no_request_by_a_prediction(policy: str) -> None:
+    """It would never run the steps that put the prediction right."""
+    scheduler = scheduler_of(policy)
+    for _ in range(50):
+        scheduler.backpressure.observe_step(10, 100.0)
+    request = replace(make_request(0, 20, 10), deadline=1.0)
+    assert scheduler.schedule(0.0, [Submit(0, request)]) is not None
+    scheduler.schedule(0.0, [Submit(1, replace(request, deadline=1.0))])
+    assert [end.attempt for end in scheduler.pending_ends] == [1]  # while another runs, it is refused
+
+
+def scheduler_of(policy: str) -> Scheduler:
+    cache = CacheManager(make_layout(16), 100, 4)
+    return Scheduler(SchedulerSettings(64, 4, policy=policy), QueueLimits(), cache)

@@ -9,11 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_manager.block_hash import Scope
+from cache_manager.manager import CacheManager
 from scheduler.backpressure import Backpressure
+from scheduler.events import Abort, Event, Submit
 from scheduler.output_lengths import BORROWED, EDGES, FIRST_OUTPUT, MOST_KINDS, OutputLengths, Outputs, bucket_of
 from scheduler.request import Request
-from scheduler.settings import QueueLimits
-from tests.scheduler.workloads import make_request
+from scheduler.scheduler import Scheduler
+from scheduler.settings import QueueLimits, SchedulerSettings
+from scheduler.step import StepResult
+from tests.scheduler.executor import logprobs_of
+from tests.scheduler.workloads import PATIENT, make_layout, make_request
 from tests.support.planted import plant
 
 
@@ -132,3 +137,22 @@ def test_harness_catches(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, OutputLengths, "observe", tenants_are_one)
     with pytest.raises(AssertionError):
         test_kinds_are_told_apart()
+
+
+@pytest.mark.parametrize("index", [None, 0])
+def test_outputs_that_clients_end_count_too(index: int | None) -> None:
+    """As stop strings end them: an engine would learn of the long ones alone."""
+    cache = CacheManager(make_layout(16), 100, 4)
+    scheduler = Scheduler(SchedulerSettings(64, 4), PATIENT, cache)
+    asked = make_request(0, 20, 400)
+    for attempt in range(60):
+        events: list[Event] = [Submit(attempt, replace(asked, controls=replace(asked.controls, seed=attempt)))]
+        for turn in range(12):
+            plan = scheduler.schedule(0.01 * turn, events)
+            assert plan is not None
+            events = []
+            tokens = np.full(len(plan.logits), 1, np.int32)
+            scheduler.commit(StepResult(plan.step, tokens, logprobs_of(tokens)), 0.01 * turn)
+        scheduler.schedule(1.0, [Abort(attempt, index)])
+        scheduler.commit(None, 1.0)
+    assert scheduler.backpressure.lengths.expected(asked) == pytest.approx(12, rel=0.35)

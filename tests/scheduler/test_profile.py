@@ -1,6 +1,7 @@
 """Profiles keep what they were made of, and another file is refused with a reason."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -70,3 +71,26 @@ def test_another_file_is_refused_by_name(tmp_path: Path, text: str, said: str) -
 def test_an_unknown_name_is_told_the_known_ones() -> None:
     with pytest.raises(FileNotFoundError, match=r"llama-3\.1-8b-h100"):
         read_profile("nothing")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("eviction",), "best"), (("pages",), "400"), (("pages",), 2.5), (("pages",), True), (("pages",), None),
+        (("pages",), 10**12), (("host_slots",), 2.5), (("host_slots",), 10**12), (("prefix_cache",), "no"),
+        (("settings", "max_sequences"), 2.5), (("settings", "max_batched_tokens"), 10**18),
+        (("settings", "max_batched_tokens"), float("nan")), (("settings", "prefill_chunk"), 10**18),
+        (("settings", "other"), 1), (("queue", "requests"), float("nan")), (("queue", "wait"), "long"),
+        (("layout", "element_bytes"), -2), (("layout", "page_size"), "16"),
+    ],
+)  # fmt: skip
+def test_each_field_of_the_blueprint_is_checked(tmp_path: Path, place: tuple[str, ...], value: object) -> None:
+    values = read_profile("llama-3.1-8b-h100").to_json()
+    part = values["blueprint"]
+    for name in place[:-1]:
+        part = part[name]
+    part[place[-1]] = value
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        read_profile(path)
