@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from model.inputs.matcher import Matcher
 
-MOST_KEPT = 16  # states; one behind 83,000 bytes of JSON takes 6 MiB
+MOST_KEPT, MOST_TEXT = 64, 2**21  # states, and characters of all; a state behind 83,000 bytes of JSON takes 6 MiB
 
 
 class OutputText(NamedTuple):
@@ -38,7 +38,7 @@ class OutputStates:
         most: int = MOST_KEPT,
     ) -> None:
         self._start, self._encoded, self._most = start, encoded, most
-        self._kept: OrderedDict[OutputText, Matcher] = OrderedDict()
+        self._kept: OrderedDict[OutputText, tuple[Matcher, list[str]]] = OrderedDict()
 
     def __len__(self) -> int:
         """The number of states."""
@@ -46,14 +46,19 @@ class OutputStates:
 
     def is_complete(self, kind: str, constraint: str, text: str) -> bool:
         """Returns whether a marked text is a complete output of a constraint. Raises GrammarRefused."""
-        matcher, marks = self._start(kind, constraint)
         begun = [one for one in self._kept if one[:2] == (kind, constraint) and text.startswith(one.text)]
         before = max(begun, key=lambda one: len(one.text), default=None)
-        state = matcher.deep_copy() if before is None else self._kept.pop(before)
-        tokens = self._encoded(text if before is None else text[len(before.text) :], marks)
-        if state.try_consume_tokens([*tokens]) < len(tokens):
+        if before is None:
+            matcher, marks = self._start(kind, constraint)
+            state, rest = matcher.deep_copy(), text
+        else:
+            (state, marks), rest = self._kept.pop(before), text[len(before.text) :]
+        tokens = self._encoded(rest, marks)
+        if (taken := state.try_consume_tokens([*tokens])) < len(tokens):
+            if before is not None and not taken:
+                self._kept[before] = state, marks
             return False
-        self._kept[OutputText(kind, constraint, text)] = state
-        while len(self._kept) > self._most:
+        self._kept[OutputText(kind, constraint, text)] = state, marks
+        while len(self._kept) > self._most or sum(len(one.text) for one in self._kept) > MOST_TEXT:
             self._kept.popitem(last=False)
         return state.is_accepting()

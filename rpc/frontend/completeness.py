@@ -11,7 +11,6 @@ from itertools import groupby
 
 from model.inputs.grammar_checker import Constraint
 from model.inputs.tokenizer import Tokenizer
-from scheduler.structured import Structured
 
 UNSETTLED = "\ufffd"
 
@@ -46,7 +45,7 @@ class Completeness:
     """
 
     whole: Constraint
-    content: Structured | None
+    content: Constraint | None
     marks: Mapping[int, str]
     tag_ends: tuple[str, ...]
     tokenizer: Tokenizer

@@ -9,6 +9,8 @@ from rpc.frontend.completeness import Question
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.live import Arrivals, Live
 
+END_SECONDS = 5.0  # that the end of an output waits for whether it was closed in time
+
 
 class EndQuestions:
     """Answers the open questions of sequences, one after the other: one process answers them all.
@@ -69,6 +71,8 @@ class EndQuestions:
                 for _ in range(sequence.token_count - before):
                     arrivals.add(live, index)
                 self._arrived(arrivals)
+                if not stopped and sequence.question is not None:
+                    self._went_on(live)  # the last answer has its own
         except RequestFailed as failure:
             self._done(live, index)
             self._failed(live, failure)
@@ -84,14 +88,17 @@ class EndQuestions:
             self._went_on(live)
 
     async def _is_complete(self, live: Live, question: Question) -> bool:
-        """Answers a question, and says no where one about an end cannot be answered.
+        """Answers a question, and says no where one about an end cannot be answered, or not within `END_SECONDS`.
 
         Raises:
             RequestFailed: One about a stop string cannot be answered.
         """
         loop = asyncio.get_running_loop()
+        answer = loop.run_in_executor(self._thread, live.stream.is_complete, question)
         try:
-            return await loop.run_in_executor(self._thread, live.stream.is_complete, question)
+            return await asyncio.wait_for(answer, None if question.of_stop else END_SECONDS)
+        except TimeoutError:  # the questions of others come first: the output is there, and only its reason waits
+            return False
         except RequestFailed:
             if question.of_stop:
                 raise

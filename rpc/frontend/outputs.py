@@ -185,7 +185,11 @@ class Outputs:
         if structured is not None and structured.kind == STRUCTURAL_TAG:
             ends = tuple(form.marked(tag.end) for tag in structured.tags().tags)
         marks = {token: mark for mark, token in form.ids.items()}
-        return Completeness(constraint, structured, marks, ends, tokenizer, self._is_complete)
+        content: Constraint | None = structured
+        if isinstance(constraint, OutputConstraint) and structured is not None and structured.kind != STRUCTURAL_TAG:
+            # As a part of such a constraint llguidance keeps it, whatever library keeps it alone.
+            content = OutputForm(None, None, answer=(structured.kind, structured.text)).constraint()
+        return Completeness(constraint, content, marks, ends, tokenizer, self._is_complete)
 
     def _is_complete(self, question: Question) -> bool:
         try:
