@@ -11,6 +11,7 @@ python -m bench.fidelity [--model llama-135m] [--loads 0.5,0.8,1.5]
 
 import asyncio
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -119,7 +120,7 @@ def main(
             (made := folder / trace).mkdir()
             first, second = parts(trace, made)
             rough = calibrated(flags, first, 1e6, made)  # all at once: steps of all sizes
-            print(f"{trace}: {rough.source}")
+            print(f"{trace}: {rough.source}", file=sys.stderr)
             arrivals = read_trace(second)
             full, found = full_speed(rough, arrivals), dict[str, dict[str, float]]()
             for rate in rates:

@@ -14,7 +14,7 @@ from scheduler.profile import Profile
 
 
 def with_profile(context: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a command's values, with the profile's in place of those that nobody gave.
+    """Returns a command's values, with the profile's in place of those that were not given.
 
     Flags, --config and the environment come before the profile, and the profile before Quire's own defaults.
 

@@ -21,7 +21,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")
 def replay(
     file: File,
     replicas: Annotated[
-        int, typer.Option(min=1, help="Simulate with so many engines, which share the requests of this one.")
+        int, typer.Option(min=1, help="Number of engines that are simulated. They share the requests of this one.")
     ] = 1,
     as_json: AsJson = False,
     **values: Any,

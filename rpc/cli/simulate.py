@@ -1,5 +1,6 @@
 """`quire simulate`, `quire plan` and `quire calibrate`: what engines would do, on a virtual clock."""
 
+import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ PANELS: dict[type, str | None] = {
     EngineSettings: "Engines",
     Changes: "Changed settings of the engines",
 }
+ERRORS = (OSError, ValueError, OverflowError, MemoryError, csv.Error)  # of files that are no traces or profiles, too
+
 Slo = Annotated[
     str | None,
     typer.Option(
@@ -67,7 +70,7 @@ def simulate(
 
             title = f"{values['trace']} on {scenario.engine}"
             save(draw(serving, cluster.samples, targets, title), [_rows(figures), _about(scenario)], title, html)
-    except (OSError, ValueError) as error:  # also a RecordingError
+    except ERRORS as error:  # also a RecordingError
         fail(error)
     if as_json:
         about = {"engine": scenario.engine, "costs": scenario.source, "shrink": scenario.shrink}
@@ -100,13 +103,13 @@ def plan(
     try:
         scenario = _scenario(values)
         found = Plan(scenario, parse_slo(slo), percentile / 100, most)
-        with _waiting("") as told:
+        with _waiting("") as say:
             for trial in found.fewest():
-                told(_said(trial))
+                say(_said(trial))
             best = found.answer
             for trial in found.alternatives(best or most):
-                told(_said(trial))
-    except (OSError, ValueError) as error:
+                say(_said(trial))
+    except ERRORS as error:
         fail(error)
     if as_json:
         trials = [{**asdict(one), "figures": finite(one.figures)} for one in found.trials]
@@ -142,7 +145,7 @@ def calibrate(
             raise ValueError(f"{file}: no step was recorded")
         profile = trace.profile(name or file.name)
         output.write_text(json.dumps(profile.to_json(), indent=2) + "\n", encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except ERRORS as error:
         fail(error)
     if as_json:
         print(json.dumps(profile.to_json()))

@@ -14,7 +14,7 @@ class Changes:
     """Changed settings; None leaves one as it was."""
 
     policy: str | None = field(default=None, metadata={"help": "Another scheduling policy."})
-    pages: str | None = field(default=None, metadata={"help": "So many KV pages, or a part more or less, as +50%."})
+    pages: str | None = field(default=None, metadata={"help": "Number of KV pages, or a part more or less, as +50%."})
     eviction: str | None = field(
         default=None, metadata={"flag": "--eviction-policy", "help": "Another eviction policy."}
     )

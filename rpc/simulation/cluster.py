@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from cache_manager.block_hash import BlockHasher
 from rpc.frontend.engine_client import EngineInfo
 from rpc.frontend.replicas import Replica
+from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.slo import SLOTracker
 from rpc.simulation.deployment import Deployment
 from rpc.simulation.engine import SECRET, Draws, Ints, SimulatedEngine
@@ -29,12 +30,14 @@ from rpc.simulation.routers import ROUTERS
 from rpc.simulation.served import Ledger, Serving, summed
 from rpc.simulation.traffic import Timed
 from scheduler.autoscaling import Autoscaler, EngineLoad
-from scheduler.events import SHORT_HASH, Abort, EngineStats, StepOutputs, Submit
+from scheduler.events import SHORT_HASH, Abort, EndReason, EngineStats, StepOutputs, Submit
 from scheduler.limits import Limits
 from scheduler.rows import Rows
 from scheduler.stand_ins import FILLER
 
 LOOK_SECONDS = 1.0  # between two looks of the autoscaler, as of `rpc.engines.scaling`
+NEVER = 2**62  # tokens
+PARKED_SECONDS = FrontendSettings().failover  # that requests wait while there is no engine
 SAMPLES = 400  # of the deployment's state, over the time of the arrivals
 COLUMNS = ("seconds", "engines", "running", "waiting", "pages in use", "preemptions", "prefix hits")
 
@@ -48,6 +51,7 @@ class _Node:
         engine: None while it starts.
         since: Seconds at which it began to start.
         ended: Whether it is gone.
+        dead_since: When it died, which is not noticed yet; None for one that lives.
         woken: The time for which it was last entered in the queue of events.
         submits: Its open attempts.
     """
@@ -56,21 +60,29 @@ class _Node:
     since: float
     engine: SimulatedEngine | None = None
     ended: bool = False
+    dead_since: float | None = None
     woken: float = math.inf
     submits: dict[int, Submit] = field(default_factory=dict)
 
 
 class _Look:
-    """Something that is done at regular times."""
+    """Something that is done at regular times.
 
-    def __init__(self, begin: float, seconds: float, look: Callable[[float], None]) -> None:
-        self._next, self._seconds, self._look = begin + seconds, seconds, look
+    Attributes:
+        due: Seconds at which it is done next.
+    """
 
-    def until(self, now: float) -> None:
-        """Does it for all times that have come."""
-        while self._next <= now:
-            self._look(self._next)
-            self._next += self._seconds
+    def __init__(self, begin: float, seconds: float, look: Callable[[float], None], often: int = 0) -> None:
+        """often: times after which it is done half as often from then on, again and again; 0 for never."""
+        self.due, self._seconds, self._look = begin + seconds, seconds, look
+        self._often, self._done = often, 0
+
+    def do(self) -> None:
+        self._look(self.due)
+        self._done += 1
+        if self._often and self._done % self._often == 0:
+            self._seconds *= 2
+        self.due += self._seconds
 
 
 def fillers(ledger: Ledger) -> Draws:  # noqa: ARG001
@@ -91,7 +103,12 @@ class Cluster:
     """
 
     def __init__(
-        self, deployment: Deployment, traffic: Sequence[Timed], draws_of: Callable[[Ledger], Draws] = fillers
+        self,
+        deployment: Deployment,
+        traffic: Sequence[Timed],
+        draws_of: Callable[[Ledger], Draws] = fillers,
+        held: Mapping[int, float] | None = None,
+        stops: Mapping[int, int] | None = None,
     ) -> None:
         """Makes a simulation.
 
@@ -99,6 +116,8 @@ class Cluster:
             deployment: What is simulated.
             traffic: Events of clients. Requests have numbers from 0 on, which are the numbers of their attempts.
             draws_of: Makes what draws tokens, for the ledger.
+            held: Seconds until a request may be admitted after an engine has got it first; 0 for others.
+            stops: Tokens after which a request's client ends it, as at a stop string.
 
         Raises:
             ValueError: A request is longer than what an engine's pages hold.
@@ -107,6 +126,11 @@ class Cluster:
         self._deployment = deployment
         self.ledger = Ledger(1 + max((one.request for one in traffic), default=-1))
         self._draws = draws_of(self.ledger)
+        self._held = dict(held or {})
+        self._stops = np.full(len(self.ledger.came), NEVER)
+        for request, tokens in (stops or {}).items():
+            self._stops[request] = tokens
+        self._known: dict[int, int] = {}  # tokens that a request had when it came first
         self.samples: list[tuple[float, ...]] = []
         self._random = random.Random(deployment.seed)  # noqa: S311 - it hides nothing
         made, many = deployment.blueprint, deployment.most > 1
@@ -143,15 +167,17 @@ class Cluster:
             self._at(one.at, self._arrival(one))
         for fault in self._deployment.faults:
             self._at(begin + fault.at, self._fault(fault))
-        looks = [_Look(begin, max((end - begin) / SAMPLES, LOOK_SECONDS / 10), self._sample)]
+        looks = [_Look(begin, max((end - begin) / SAMPLES, LOOK_SECONDS / 10), self._sample, 2 * SAMPLES)]
         if self._deployment.most > self._deployment.replicas:
             looks.append(_Look(begin, LOOK_SECONDS, self._scale))
         now = begin
         while self._coming or self._open_requests:
             if not self._events:
                 raise RuntimeError(f"nothing happens any more, and requests {sorted(self._open_requests)} are open")
-            for look in looks:
-                look.until(self._events[0][0])
+            look = min(looks, key=lambda one: one.due)
+            if look.due <= self._events[0][0]:
+                look.do()
+                continue
             now, _, happen = heapq.heappop(self._events)
             happen(now)
         self._sample(now)
@@ -172,10 +198,13 @@ class Cluster:
     def _open(self, node: _Node, now: float) -> None:
         """Lets an engine serve."""
         made, costs = self._deployment.blueprint, self._deployment.costs
-        node.engine = SimulatedEngine(made, costs, self._draws, kv_events=self._hasher is not None)
+        node.engine = SimulatedEngine(made, costs, self._draws, self._hasher is not None, self._ready_after)
         homeless, self._homeless = self._homeless, []
         for request, submit in homeless:
             self._send(request, submit, now)
+
+    def _ready_after(self, attempt: int) -> float:
+        return self._held.pop(self.ledger.request_of(attempt), 0.0)
 
     def _serving_nodes(self) -> list[_Node]:
         return [node for node in self._nodes if node.engine is not None and not node.replica.leaving]
@@ -184,19 +213,27 @@ class Cluster:
         """Ends an engine. Returns the attempts that it leaves, as they were submitted."""
         node.ended = True
         self._nodes.remove(node)
-        if node.engine is not None:
-            self._gone.append((node.replica.stats, node.engine.busy, now - node.since))
+        busy = 0.0 if node.engine is None else node.engine.busy_until(node.dead_since or now)
+        self._gone.append((node.replica.stats, busy, (node.dead_since or now) - node.since))
         return [submit for attempt, submit in node.submits.items() if self._place.pop(attempt, None) is not None]
 
     def _go_on(self, left: Sequence[Submit], now: float) -> None:
         """Submits the requests of an engine that is gone to others, with the tokens that they have."""
         for submit in left:
             request = self.ledger.request_of(submit.attempt)
-            have = int(self.ledger.tokens[request])
+            if submit.request.count > 1:  # it begins anew: which tokens are whose is not booked
+                self.ledger.tokens[request] = 0
+            have = self._known[request] + int(self.ledger.tokens[request])
             attempt = self.ledger.again(request)
-            # One of several sequences begins anew: which tokens are whose is not booked.
-            emitted = ((FILLER,) * have,) if have and submit.request.count == 1 else ()
-            self._send(request, replace(submit, attempt=attempt, emitted=emitted, again=True), now)
+            emitted = ((FILLER,) * have,) if have else ()
+            self._send(request, self._resubmit(submit, attempt, emitted, now), now)
+
+    def _resubmit(self, submit: Submit, attempt: int, emitted: tuple[tuple[int, ...], ...], now: float) -> Submit:
+        request = submit.request
+        if request.deadline is not None:  # it counts from the arrival
+            came = float(self.ledger.came[self.ledger.request_of(attempt)])
+            request = replace(request, deadline=max(0.0, came + request.deadline - now))
+        return replace(submit, attempt=attempt, request=request, emitted=emitted, again=True)
 
     def _due(self, node: _Node) -> None:
         """Enters an engine's next moment among the events, where it is not there yet."""
@@ -207,7 +244,7 @@ class Cluster:
 
     def _wake(self, node: _Node, now: float) -> None:
         engine = node.engine
-        if node.ended or engine is None or engine.due != now:
+        if node.ended or node.dead_since is not None or engine is None or engine.due != now:
             return  # it is gone, or something came before
         node.woken = math.inf
         if (outputs := engine.wake(now)) is not None:
@@ -223,6 +260,10 @@ class Cluster:
             node.submits.pop(attempt, None)
             if self._place.pop(attempt, None) is not None:
                 self._open_requests.discard(self.ledger.request_of(attempt))
+        requests = self.ledger.requests_of(outputs.attempts)
+        for attempt in outputs.attempts[self.ledger.tokens[requests] >= self._stops[requests]].tolist():
+            if node.engine is not None:
+                node.engine.put(Abort(attempt), now)
 
     @property
     def _slo_counts(self) -> bool:
@@ -235,25 +276,48 @@ class Cluster:
             self._coming -= 1
             if isinstance(one.event, Submit):
                 self._open_requests.add(one.request)
-                self.ledger.arrive(one.request, now)
+                self._known[one.request] = sum(len(tokens or ()) for tokens in one.event.emitted)
+                self.ledger.arrive(one.request, now, one.event.request.count)
                 self._send(one.request, one.event, now)
-                return
-            attempt = self._attempt.get(one.request, -1)
-            if (node := self._place.get(attempt)) is not None and node.engine is not None:
-                moved = Abort(attempt, one.event.index) if isinstance(one.event, Abort) else one.event
-                node.engine.put(moved, now)
-                self._due(node)
+            elif isinstance(one.event, Abort) and one.request in self._open_requests:
+                self._leave(one.request, one.event.index, now)
 
         return happen
 
+    def _leave(self, request: int, index: int | None, now: float) -> None:
+        """Ends a request whose client leaves, or one of its sequences."""
+        if index is None:
+            self.ledger.cut.add(request)
+        attempt = self._attempt.get(request, -1)
+        if (node := self._place.get(attempt)) is not None and node.engine is not None:
+            node.engine.put(Abort(attempt, index), now)
+            self._due(node)
+        elif index is None and any(one == request for one, _ in self._homeless):
+            self._homeless = [(one, submit) for one, submit in self._homeless if one != request]
+            self._close(request, EndReason.FINISHED)
+
+    def _close(self, request: int, reason: EndReason) -> None:
+        """Ends a request that no engine has."""
+        self.ledger.reasons[request] = reason
+        self._open_requests.discard(request)
+
+    def _give_up(self, request: int, submit: Submit, now: float) -> None:  # noqa: ARG002
+        if (request, submit) in self._homeless:
+            self._homeless.remove((request, submit))
+            self._close(request, EndReason.ENGINE_FAILED)
+
     def _send(self, request: int, submit: Submit, now: float) -> None:
-        """Sends a request to an engine, or keeps it until there is one."""
+        """Sends a request to an engine, or keeps it for a time until there is one."""
+        if request in self.ledger.cut:  # its client left while its engine was dead
+            self._close(request, EndReason.FINISHED)
+            return
         nodes = self._serving_nodes()
         if not nodes:
             self._homeless.append((request, submit))
+            self._at(now + PARKED_SECONDS, partial(self._give_up, request, submit))
             return
         node = nodes[0] if len(nodes) == 1 else self._choose(nodes, submit)
-        node.replica.attempt_sent(submit.attempt, len(submit.request.prompt))
+        node.replica.attempt_sent(submit.attempt, _length(submit))
         node.submits[submit.attempt] = submit
         self._place[submit.attempt], self._attempt[request] = node, submit.attempt
         if node.engine is not None:
@@ -262,7 +326,7 @@ class Cluster:
 
     def _choose(self, nodes: Sequence[_Node], submit: Submit) -> _Node:
         replicas = [node.replica for node in nodes]
-        chosen = self._route(replicas, self._hashes(submit), len(submit.request.prompt))
+        chosen = self._route(replicas, self._hashes(submit), _length(submit))
         return nodes[replicas.index(chosen)]
 
     def _hashes(self, submit: Submit) -> list[bytes]:
@@ -277,18 +341,25 @@ class Cluster:
     def _fault(self, fault: Fault) -> Callable[[float], None]:
         def happen(now: float) -> None:
             node = next((node for node in self._serving_nodes() if node.replica.number == fault.engine), None)
-            if node is None or node.engine is None:
+            if node is None or node.engine is None or node.dead_since is not None:
                 return
             if fault.kind == "kill":
-                left, successor = self._end(node, now), self._new(fault.engine, now)
-                self._at(now + self._deployment.failover, partial(self._go_on, left))
-                self._at(now + self._deployment.start, partial(self._started, successor))
+                node.dead_since = now
+                self._at(now + self._deployment.failover, partial(self._noticed, node))
                 return
-            engine = node.engine
-            engine.slowness *= fault.factor
-            self._at(now + fault.seconds, lambda _: _faster(engine, fault.factor))
+            slowed = node.engine.slowed
+            slowed.append(fault.factor)
+            self._at(now + fault.seconds, lambda _: slowed.remove(fault.factor))
 
         return happen
+
+    def _noticed(self, node: _Node, now: float) -> None:
+        """Has the requests of a dead engine go on elsewhere, and another one start in its place."""
+        if node.ended:
+            return
+        left, successor = self._end(node, now), self._new(node.replica.number, now)
+        self._at(now + self._deployment.start, partial(self._started, successor))
+        self._go_on(left, now)
 
     def _started(self, node: _Node, now: float) -> None:
         if not node.ended:
@@ -302,9 +373,9 @@ class Cluster:
             node = self._new(number, now)
             self._at(now + self._deployment.start, partial(self._started, node))
         for _ in range(decision.replicas, len(self._nodes)):
-            serving = self._serving_nodes()
-            if len(serving) > 1:  # the least loaded one ends, and its requests go on elsewhere
-                least = min(serving, key=lambda node: (len(node.submits), -node.replica.number))
+            # One that does not serve yet ends first, else the least loaded one, whose requests go on elsewhere.
+            least = min(self._nodes, key=_load_of)
+            if least.engine is None or len(self._serving_nodes()) > 1:
                 self._go_on(self._end(least, now), now)
 
     def _load(self, now: float) -> EngineLoad:
@@ -351,13 +422,21 @@ class Cluster:
 
     def _serving(self, begin: float, end: float) -> Serving:
         there = [node for node in self._nodes if node.engine is not None]
-        busy = sum(node.engine.busy for node in there if node.engine) + sum(one for _, one, _ in self._gone)
+        busy = sum(node.engine.busy_until(node.dead_since or end) for node in there if node.engine) + sum(
+            one for _, one, _ in self._gone
+        )
         lived = sum(end - node.since for node in there) + sum(one for _, _, one in self._gone)
         return Serving(self.ledger, end - begin, *self._counts(), busy, lived)
 
 
-def _faster(engine: SimulatedEngine, factor: float) -> None:
-    engine.slowness /= factor
+def _length(submit: Submit) -> int:
+    """Returns the tokens of a request, those that it has drawn before included."""
+    return len(submit.request.prompt) + max((len(tokens or ()) for tokens in submit.emitted), default=0)
+
+
+def _load_of(node: _Node) -> tuple[bool, int, int]:
+    stats = node.replica.stats
+    return node.engine is not None, stats.running + stats.waiting, -node.replica.number
 
 
 def _counted(gaps: NDArray[np.float64]) -> Mapping[float, int]:

@@ -1,6 +1,5 @@
 """A deployment that is simulated: engines, router, autoscaling and faults."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +10,8 @@ from scheduler.blueprint import Blueprint
 from scheduler.events import Submit
 from scheduler.scaling_settings import ScalingSettings
 from scheduler.step_costs import StepCosts
+
+MOST_SECONDS = 1e7
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,10 @@ class Deployment:
         if self.router not in ROUTERS:
             raise ValueError(f"--router is {self.router!r}, must be one of {', '.join(ROUTERS)}")
         for name in ("start", "failover"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"--{name}-seconds is {getattr(self, name)}, must be a number of seconds, at least 0")
+            if not 0 <= (value := getattr(self, name)) <= MOST_SECONDS:
+                raise ValueError(f"--{name}-seconds is {value}, must be in [0, {MOST_SECONDS:,.0f}] seconds")
+        if (most := self.scaling.replicas) is not None and most < self.replicas:
+            raise ValueError(f"--max-replicas is {most}, must be at least --replicas ({self.replicas})")
 
     @property
     def most(self) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cache_manager.block_hash import BlockHasher
 from cache_manager.kv_events import KVEventLog
 from scheduler.blueprint import Blueprint
-from scheduler.events import Event, Logprobs, StepOutputs
+from scheduler.events import Event, Logprobs, Ready, StepOutputs
 from scheduler.rows import Rows
 from scheduler.step import StepPlan, StepResult
 from scheduler.step_costs import StepCosts
@@ -21,6 +21,7 @@ Draws = Callable[[Rows, NDArray[np.intp]], Ints]
 """Returns the token that each of these rows draws, [n] int32."""
 
 SECRET = bytes(32)  # which block hashes are equal does not depend on it
+SLOWEST = 1e9  # factor
 LOOK_SECONDS = 1.0  # between two looks at an engine whose waiting requests can only time out
 
 
@@ -39,11 +40,17 @@ class SimulatedEngine:
     Attributes:
         scheduler: Its scheduler.
         due: Seconds on the virtual clock; infinity where it waits for events.
-        busy: Seconds in which a step ran.
-        slowness: Factor of the time of steps that are yet to be planned.
+        slowed: Factors of the time of steps that are yet to be planned.
     """
 
-    def __init__(self, blueprint: Blueprint, costs: StepCosts, draws: Draws, kv_events: bool = False) -> None:
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        costs: StepCosts,
+        draws: Draws,
+        kv_events: bool = False,
+        ready_after: Callable[[int], float] = lambda _: 0.0,
+    ) -> None:
         """Makes an engine without work.
 
         Args:
@@ -51,6 +58,7 @@ class SimulatedEngine:
             costs: Of its steps.
             draws: Draws tokens.
             kv_events: Whether outputs report the changes of its prefix cache.
+            ready_after: Returns the seconds that an attempt is held for, as its grammar is compiled, say.
         """
         blueprint = replace(blueprint, settings=replace(blueprint.settings, draft_tokens=0))
         cache = blueprint.cache()
@@ -61,7 +69,9 @@ class SimulatedEngine:
         self._depth, self._costs, self._draws = blueprint.settings.depth, costs, draws
         self._events: list[Event] = []
         self._flying: deque[_Launched] = deque()
-        self.due, self.busy, self.slowness = math.inf, 0.0, 1.0
+        self._ready_after, self._ready_at = ready_after, dict[int, float]()
+        self.due, self._busy = math.inf, 0.0
+        self.slowed: list[float] = []
 
     def put(self, event: Event, now: float) -> None:
         """Gives it an event, which it looks at before its next plan. now: seconds."""
@@ -79,25 +89,45 @@ class SimulatedEngine:
             Outputs of the step, or of no step where there is other news.
         """
         scheduler, outputs = self.scheduler, None
+        self._get_ready(now)
         if self._flying and self._flying[0].ends <= now:
             outputs = scheduler.commit(self._flying.popleft().result, now)
         while len(self._flying) < self._depth:
             events, self._events = self._events, []
             if (plan := scheduler.schedule(now, events)) is None:
                 break
-            seconds = self._costs.seconds(plan.slices) * self.slowness
+            seconds = self._costs.seconds(plan.slices) * min(math.prod(self.slowed), SLOWEST)
             begins = self._flying[-1].ends if self._flying else now
             self._flying.append(_Launched(begins + seconds, plan, self._result(plan)))
-            self.busy += seconds
+            self._busy += seconds
         if outputs is None and not self._flying:
             outputs = scheduler.commit(None, now)
+        self._note_held(now)
         self.due = self._flying[0].ends if self._flying else self._idle_due(now)
         return outputs
+
+    def _get_ready(self, now: float) -> None:
+        """Makes the events of attempts that need not be held any more."""
+        held = self.scheduler.held
+        self._ready_at = {attempt: at for attempt, at in self._ready_at.items() if attempt in held}
+        ready = [attempt for attempt, at in self._ready_at.items() if at <= now]
+        self._events += [Ready(attempt) for attempt in ready]
+
+    def _note_held(self, now: float) -> None:
+        """Notes until when attempts are held that were not before. One that was preempted is ready at once."""
+        for attempt in self.scheduler.held:
+            if attempt not in self._ready_at:
+                self._ready_at[attempt] = now + self._ready_after(attempt)
 
     def _idle_due(self, now: float) -> float:
         if self.scheduler.has_news:
             return now
-        return now + LOOK_SECONDS if self.scheduler.has_work else math.inf
+        moments = [max(now, at) for at in self._ready_at.values()]
+        return min(moments, default=now + LOOK_SECONDS) if self.scheduler.has_work else math.inf
+
+    def busy_until(self, now: float) -> float:
+        """Returns the seconds up to now in which a step ran."""
+        return self._busy - max(0.0, self._flying[-1].ends - now if self._flying else 0.0)
 
     def _result(self, plan: StepPlan) -> StepResult:
         tokens = self._draws(self.scheduler.rows, plan.logits[:, 1].astype(np.intp))

@@ -1,7 +1,6 @@
 """Faults of a simulated deployment, at given times."""
 
 import json
-import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -32,10 +31,10 @@ class Fault:
             raise ValueError(f"kind is {self.kind!r}, must be one of {', '.join(KINDS)}")
         if type(self.engine) is not int or self.engine < 0:
             raise ValueError(f"engine is {self.engine!r}, must be a number of an engine, from 0")
-        for name, least in (("at", 0.0), ("seconds", 0.0), ("factor", 1e-3)):
+        for name, least, most in (("at", 0.0, 1e9), ("seconds", 0.0, 1e9), ("factor", 1e-3, 1e6)):
             value = getattr(self, name)
-            if type(value) not in (int, float) or not least <= value < math.inf:
-                raise ValueError(f"{name} is {value!r}, must be a number, at least {least:g}")
+            if type(value) not in (int, float) or not least <= value <= most:
+                raise ValueError(f"{name} is {value!r:.30}, must be a number in [{least:g}, {most:g}]")
 
 
 def read_faults(path: Path) -> list[Fault]:

@@ -78,7 +78,7 @@ class Plan:
         return min((one.replicas for one in self.trials if one.enough and not one.change), default=None)
 
     def alternatives(self, replicas: int) -> Iterator[Trial]:
-        """Yields what changes of the engines or of the router would do, with so many engines."""
+        """Yields what changes of the engines or of the router would do with this number of engines."""
         deployment = self._scenario.deployment
         made, now = deployment.blueprint, deployment.blueprint.settings.policy
         changes = {f"{MORE_PAGES} pages": Changes(pages=MORE_PAGES)}
@@ -90,7 +90,7 @@ class Plan:
             yield self.tried(replicas, f"router {router}", replace(deployment, router=router))
 
     def tried(self, replicas: int, change: str = "", deployment: Deployment | None = None) -> Trial:
-        """Simulates so many engines.
+        """Simulates this number of engines.
 
         Args:
             replicas: Engines.
@@ -100,5 +100,5 @@ class Plan:
         fixed = replace(deployment or self._scenario.deployment, replicas=replicas, scaling=ScalingSettings())
         serving = replace(self._scenario, deployment=fixed).cluster().run()
         met = serving.met(self._targets)
-        self.trials.append(Trial(change, replicas, met, met >= self._share, serving.figures()))
+        self.trials.append(Trial(change, replicas, met, met >= self._share - 1e-9, serving.figures()))
         return self.trials[-1]

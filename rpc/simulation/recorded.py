@@ -1,8 +1,9 @@
 """What a recorded time would have been with other settings: its requests, the scheduler itself, a modelled clock.
 
 The simulation runs the scheduler itself, on a clock that goes on by the costs of each step, which are fitted to the
-recorded steps. A request comes when it came, draws what it drew, and its client leaves as
-long after its arrival as it did. Two simulations of one recording are equal.
+recorded steps. A request comes when it came, draws what it drew, and its client leaves as long after its arrival as it
+did; one that left after some tokens leaves after as many, as at a stop string. Two simulations of one recording are
+equal.
 
 What it does not model: faults, time outside of the engine, swaps to the host, tokens that a constraint forced (each is
 drawn), and clients that would have done otherwise. `Trace.serving` says how the recorded time was, so that a simulation
@@ -63,6 +64,7 @@ class Trace:
         requests: By number, in order of arrival.
         costs: Fitted to the recorded steps.
         errors: [steps] float64. By how much of its time each step's prediction is wrong.
+        prefills: [steps] bool. Steps that had prefill.
         serving: How the recorded time was served.
     """
 
@@ -70,12 +72,16 @@ class Trace:
     requests: Mapping[int, TracedRequest]
     costs: StepCosts
     errors: NDArray[np.float64]
+    prefills: NDArray[np.bool_]
     serving: Serving
 
     def profile(self, name: str) -> Profile:
         """Returns the recorded engine. Its context is the longest sequence that its pool holds."""
         made, steps = self.blueprint, len(self.errors)
-        source = f"Fitted to {steps:,} recorded steps; half of them are predicted within {np.median(self.errors):.1%}."
+        source = f"Fitted to {steps:,} recorded steps; half of them are predicted within {np.median(self.errors):.1%}"
+        if self.prefills.any():
+            source += f", of those with prefill within {np.median(self.errors[self.prefills]):.1%}"
+        source += "."
         context = made.layout.tokens_in(made.pages, made.settings.ahead) + 1
         return Profile(name, source if steps else "No step was recorded.", context, self.costs, made)
 
@@ -87,7 +93,7 @@ class Trace:
             RecordingError: It is none of this version, does not replay to the same plans, or has a beam search.
         """
         numbers = {attempt: number for number, attempt in enumerate(recording.attempts)}
-        replay, ledger, time = Replay(recording), Ledger(len(numbers)), StepTime(ALL_STEPS)
+        replay, ledger, time = Replay(recording), Ledger(len(numbers)), StepTime(ALL_STEPS, outlier=math.inf)
         requests = dict[int, TracedRequest]()
         launched, last, busy = deque[tuple[float, StepPlan]](), -math.inf, 0.0
         steps = list[tuple[StepWork, float]]()
@@ -99,7 +105,7 @@ class Trace:
             for event in call.events:
                 came = (min(before, call.now) + call.now) / 2
                 if isinstance(event, Submit):
-                    ledger.arrive(numbers[event.attempt], came)
+                    ledger.arrive(numbers[event.attempt], came, event.request.count)
                 _trace(requests, numbers, event, came)
             if call.plan is not None:
                 launched.append((call.now, call.plan))
@@ -122,8 +128,9 @@ class Trace:
         counts = stats.preemptions, stats.prefix_hits, stats.prefix_queries
         predicted, took = np.array([(time.expected(work), seconds) for work, seconds in steps]).reshape(-1, 2).T
         errors = np.abs(predicted - took) / np.maximum(took, 1e-9)
+        prefills = np.array([work.prefill > 0 for work, _ in steps], np.bool_)
         serving = Serving(ledger, lasted, *counts, busy, lasted)
-        return Trace(recording.blueprint, requests, time.costs(), errors, serving)
+        return Trace(recording.blueprint, requests, time.costs(), errors, prefills, serving)
 
 
 def _numbered(outputs: StepOutputs, numbers: Mapping[int, int]) -> StepOutputs:
@@ -157,12 +164,30 @@ def simulate(trace: Trace, blueprint: Blueprint | None = None, replicas: int = 1
         How they were served.
     """
     deployment = Deployment(blueprint or trace.blueprint, trace.costs, replicas)
-    return Cluster(deployment, recorded_traffic(trace), recorded_draws(trace)).run()
+    traffic, held, stops = recorded_traffic(trace), recorded_holds(trace), recorded_stops(trace)
+    return Cluster(deployment, traffic, recorded_draws(trace), held, stops).run()
 
 
-def recorded_traffic(trace: Trace) -> list[Timed]:
-    """Returns what clients did in a recorded time."""
-    return [timed for one in trace.requests.values() for timed in _events(one)]
+def recorded_traffic(trace: Trace, speed: float = 1.0) -> list[Timed]:
+    """Returns what clients did in a recorded time. speed: factor of the rate at which requests come."""
+    return [timed for one in trace.requests.values() for timed in _events(one, speed)]
+
+
+def recorded_holds(trace: Trace) -> dict[int, float]:
+    """Returns the seconds for which requests were held at first."""
+    return {number: one.ready for number, one in trace.requests.items()}
+
+
+def recorded_stops(trace: Trace) -> dict[int, int]:
+    """Returns the tokens after which clients ended requests, of those that they did not end before the first one.
+
+    Most do so at a stop string, which the frontend finds.
+    """
+    return {number: len(one.tokens) for number, one in trace.requests.items() if _stops(one)}
+
+
+def _stops(one: TracedRequest) -> bool:
+    return bool(one.tokens) and any(index is None for _, index in one.left)
 
 
 def recorded_draws(trace: Trace) -> Callable[[Ledger], Draws]:
@@ -181,10 +206,10 @@ def recorded_draws(trace: Trace) -> Callable[[Ledger], Draws]:
     return of
 
 
-def _events(one: TracedRequest) -> Iterator[Timed]:
+def _events(one: TracedRequest, speed: float = 1.0) -> Iterator[Timed]:
     """Yields what comes of a request."""
-    number = one.submit.attempt
-    yield Timed(one.at, number, one.submit)
-    yield Timed(one.at + one.ready, number, Ready(number))  # ignored where nothing waits for it
+    number, at = one.submit.attempt, one.at / speed
+    yield Timed(at, number, one.submit)
     for after, index in one.left:
-        yield Timed(one.at + after, number, Abort(number, index))
+        if index is not None or not _stops(one):
+            yield Timed(at + after, number, Abort(number, index))

@@ -1,7 +1,7 @@
 """What is simulated: traffic, and the deployment that serves it, as settings say."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rpc.engines.recordings import read_recording
@@ -11,7 +11,7 @@ from rpc.simulation.cluster import Cluster, fillers
 from rpc.simulation.deployment import Deployment
 from rpc.simulation.engine import Draws
 from rpc.simulation.faults import read_faults
-from rpc.simulation.recorded import Trace, recorded_draws, recorded_traffic
+from rpc.simulation.recorded import Trace, recorded_draws, recorded_holds, recorded_stops, recorded_traffic
 from rpc.simulation.served import Ledger
 from rpc.simulation.settings import DeploymentSettings, EngineSettings, TrafficSettings
 from rpc.simulation.traffic import Timed, submits
@@ -32,6 +32,8 @@ class Scenario:
         engine: Name of the engine's profile.
         source: Where its costs come from.
         shrink: Factor of the lengths in the trace, so that the longest request fits the engine.
+        held: As in `Cluster`.
+        stops: As in `Cluster`.
     """
 
     deployment: Deployment
@@ -40,10 +42,12 @@ class Scenario:
     engine: str
     source: str
     shrink: float = 1.0
+    held: Mapping[int, float] = field(default_factory=dict)
+    stops: Mapping[int, int] = field(default_factory=dict)
 
     def cluster(self) -> Cluster:
         """Returns a new simulation."""
-        return Cluster(self.deployment, self.traffic, self.draws_of)
+        return Cluster(self.deployment, self.traffic, self.draws_of, self.held, self.stops)
 
 
 def scenario_of(
@@ -79,16 +83,21 @@ def scenario_of(
         trace = Trace.of(read_recording(Path(traffic.trace)))
         known = trace.profile(Path(traffic.trace).name)
         profile = known if engines.profile is None else read_profile(engines.profile)
-        events = [
-            replace(one, at=one.at / traffic.speed)
-            for one in recorded_traffic(trace)
-            if traffic.requests is None or one.request < traffic.requests
-        ]
-        return Scenario(made(profile), events, recorded_draws(trace), profile.name, profile.source)
+        if traffic.deadline is not None:
+            raise ValueError("--deadline does not go with a recording, whose clients have their own")
+        most = traffic.requests or len(trace.requests)
+        events = [one for one in recorded_traffic(trace, traffic.speed) if one.request < most]
+        held, stops = recorded_holds(trace), recorded_stops(trace)
+        draws_of, name = recorded_draws(trace), profile.name
+        return Scenario(
+            made(profile), events, draws_of, name, profile.source,
+            held={request: seconds for request, seconds in held.items() if request < most},
+            stops={request: tokens for request, tokens in stops.items() if request < most},
+        )  # fmt: skip
     profile = read_profile(engines.profile or PROFILE)
     arrivals = read_trace(traffic.trace, traffic.requests, traffic.format)
-    shrink = shrink_of(arrivals, profile.longest)
-    fitting = scaled(arrivals, profile.longest, traffic.speed)
+    longest = replace(profile, blueprint=changes.of(profile.blueprint)).longest
+    shrink, fitting = shrink_of(arrivals, longest), scaled(arrivals, longest, traffic.speed)
     page_size = profile.blueprint.layout.page_size
     timed = submits(fitting, page_size, shrink, traffic.deadline)
     return Scenario(made(profile), timed, fillers, profile.name, profile.source, shrink)

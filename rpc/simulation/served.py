@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scheduler.events import EndReason, StepOutputs
 
 Floats = NDArray[np.float64]
-WHOLE = (EndReason.STOP, EndReason.LENGTH)
+WHOLE = (EndReason.STOP, EndReason.LENGTH, EndReason.FINISHED)  # the last one by a stop string
 REFUSED = (EndReason.QUEUE_FULL, EndReason.QUEUE_TIMEOUT)
 PERCENTILES = (50, 90, 99)
 
@@ -36,14 +36,17 @@ class Ledger:
         came: [n] float64. Seconds at which each request came; NaN for one that has not.
         first: [n] float64. When its first token came; NaN without one.
         last: [n] float64. When its last token came.
-        tokens: [n] int64. Output tokens.
-        reasons: Why requests ended, by number; one whose client left has none.
+        tokens: [n] int64. Output tokens of all sequences.
+        sequences: [n] int64. Sequences.
+        reasons: Why requests ended, by number.
+        cut: Requests whose client left before their end.
     """
 
     def __init__(self, count: int) -> None:
         """count: requests."""
         self.came, self.first, self.last = (np.full(count, np.nan) for _ in range(3))
-        self.tokens = np.zeros(count, np.int64)
+        self.tokens, self.sequences = np.zeros(count, np.int64), np.ones(count, np.int64)
+        self.cut: set[int] = set()
         self.reasons: dict[int, EndReason] = {}
         self._owner = np.arange(count)  # request of each attempt
         self._gaps: list[Floats] = []
@@ -56,8 +59,12 @@ class Ledger:
     def request_of(self, attempt: int) -> int:
         return int(self._owner[attempt])
 
-    def arrive(self, request: int, now: float) -> None:
-        self.came[request] = now
+    def requests_of(self, attempts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the requests of attempts, [n] int64 both."""
+        return self._owner[attempts]
+
+    def arrive(self, request: int, now: float, sequences: int = 1) -> None:
+        self.came[request], self.sequences[request] = now, sequences
 
     def take(self, outputs: StepOutputs, now: float) -> tuple[Floats, Floats]:
         """Books a step.
@@ -129,18 +136,27 @@ class Serving:
     def others(self) -> Floats:
         """Mean seconds of a token after the first one, of requests that had several tokens."""
         ledger = self.ledger
-        several = ledger.tokens > 1
-        return (ledger.last - ledger.first)[several] / (ledger.tokens[several] - 1)
+        others = self._others()
+        several = others > 0
+        return (ledger.last - ledger.first)[several] / others[several]
+
+    def _others(self) -> Floats:
+        """Returns the mean number of tokens after the first one, of the sequences of each request."""
+        return np.maximum(self.ledger.tokens / self.ledger.sequences - 1, 0.0)
 
     def met(self, targets: Targets) -> float:
-        """Returns the share of requests that were served to their end within targets, of all that came."""
+        """Returns the share of requests that were served to their end within targets, of all that came.
+
+        One that its client left before the end was not.
+        """
         ledger = self.ledger
         whole = np.zeros(len(ledger.came), np.bool_)
         whole[[request for request, reason in ledger.reasons.items() if reason in WHOLE]] = True
+        whole[list(ledger.cut)] = False
         if targets.ttft is not None:
             whole &= ledger.first - ledger.came <= targets.ttft
         if targets.itl is not None:
-            whole &= ledger.last - ledger.first <= targets.itl * np.maximum(ledger.tokens - 1, 0) + 1e-9
+            whole &= ledger.last - ledger.first <= targets.itl * self._others() + 1e-9
         return float(whole.mean()) if len(whole) else 0.0
 
     def digest(self) -> str:
@@ -155,13 +171,13 @@ class Serving:
     def figures(self) -> dict[str, float]:
         """Returns figures by name."""
         ledger, reasons = self.ledger, list(self.ledger.reasons.values())
-        whole = [request for request, reason in ledger.reasons.items() if reason in WHOLE]
+        whole = [one for one, reason in ledger.reasons.items() if reason in WHOLE and one not in ledger.cut]
         lasted = (ledger.last - ledger.came)[whole]
         tokens = int(ledger.tokens.sum())
         return {
             "requests": len(ledger.came),
             "refused": sum(reason in REFUSED for reason in reasons),
-            "failed": sum(reason not in (*REFUSED, *WHOLE, EndReason.FINISHED) for reason in reasons),
+            "failed": sum(reason not in (*REFUSED, *WHOLE) for reason in reasons),
             "seconds": self.seconds,
             "busy part": self.busy / self.engine_seconds if self.engine_seconds else 0.0,
             "tokens a second": tokens / self.seconds if self.seconds else 0.0,

@@ -4,7 +4,7 @@ Which prompts begin alike is all that the prefix cache sees of their text. So a 
 everywhere but at the end of each page, where it has a number of the trace's block there, or one of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,13 +12,13 @@ import numpy as np
 from cache_manager.block_hash import Scope
 from rpc.loadgen.traces import BLOCK, Arrival
 from scheduler.controls import Controls
-from scheduler.events import Event, Submit
+from scheduler.events import Abort, Event, Submit
 from scheduler.request import Request
 from scheduler.stand_ins import FILLER
 
 CONTROLS = Controls(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0)
-SPREAD = 1_000_003  # odd: its multiples differ modulo a power of two
-TOKENS = 2**31
+SPREAD = 0x9E3779B97F4A7C15  # odd: its multiples differ modulo a power of two
+TOKENS, WORDS = 2**31, 2**64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,16 +41,21 @@ def submits(
         shrink: Factor by which their lengths were multiplied.
         deadline: Seconds that each client waits for its whole output; None: as long as it takes.
     """
-    return [
-        Timed(one.at, number, Submit(number, _request(number, one, page_size, shrink, deadline)))
-        for number, one in enumerate(arrivals)
-    ]
+    return [timed for number, one in enumerate(arrivals) for timed in _events(number, one, page_size, shrink, deadline)]
+
+
+def _events(number: int, one: Arrival, page_size: int, shrink: float, deadline: float | None) -> Iterator[Timed]:
+    yield Timed(one.at, number, Submit(number, _request(number, one, page_size, shrink, deadline)))
+    if deadline is not None:
+        yield Timed(one.at + deadline, number, Abort(number))
 
 
 def _request(number: int, one: Arrival, page_size: int, shrink: float, deadline: float | None) -> Request:
     prompt = np.full(one.prompt, FILLER, np.int32)
     ends = np.arange(page_size - 1, one.prompt, page_size)
     blocks = np.minimum(ends / (BLOCK * shrink), max(0, len(one.blocks) - 1)).astype(np.int64)
-    text = np.array(one.blocks, np.int64)[blocks] if one.blocks else np.full(len(ends), number)
-    prompt[ends] = (text * SPREAD + ends) % TOKENS
+    ids = [block % WORDS for block in one.blocks] or [WORDS - 1 - number]  # its own is none of the trace's
+    text = np.array(ids, np.uint64)[blocks]
+    mixed = text * np.uint64(SPREAD) + ends.astype(np.uint64)
+    prompt[ends] = ((mixed ^ (mixed >> np.uint64(33))) % np.uint64(TOKENS)).astype(np.int32)
     return Request(prompt, one.output, (), CONTROLS, scope=Scope(), deadline=deadline)

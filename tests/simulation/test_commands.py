@@ -133,8 +133,8 @@ def test_a_plan_names_the_fewest_and_shows_changes(trace: Path, profile: Path) -
         (("--router", "best"), "--router is 'best', must be one of cost, least-requests, random, round-robin"),
         (("--slo", "ttft=fast"), "--slo is 'ttft=fast', must be ttft=TIME, itl=TIME or both"),
         (("--faults", "missing.json"), "missing.json"),
-        (("--start-seconds", "-1"), "--start-seconds is -1.0, must be a number of seconds, at least 0"),
-        (("--pages", "10"), "--pages"),
+        (("--start-seconds", "-1"), "--start-seconds is -1.0, must be in [0, 10,000,000] seconds"),
+        (("--pages", "10"), "lengths"),
     ],
 )
 def test_wrong_settings_are_refused(trace: Path, profile: Path, arguments: tuple[str, str], message: str) -> None:

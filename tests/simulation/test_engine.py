@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cache_manager.layout import KVLayout
@@ -10,6 +11,7 @@ from rpc.simulation.cluster import fillers
 from rpc.simulation.engine import SimulatedEngine
 from rpc.simulation.served import Ledger
 from scheduler.blueprint import Blueprint
+from scheduler.controls import Controls, LogitsParams
 from scheduler.events import EndReason, Submit
 from scheduler.settings import QueueLimits, SchedulerSettings
 from scheduler.step_costs import StepCosts
@@ -48,7 +50,7 @@ def test_a_request_alone_takes_its_steps(depth: int) -> None:
     assert ledger.gaps.tolist() == pytest.approx(decodes)
     assert end == pytest.approx(first + sum(decodes))
     assert (ledger.tokens[0], ledger.reasons) == (4, {0: EndReason.LENGTH})
-    assert engine.busy == pytest.approx(end - 2.0)
+    assert engine.busy_until(end) == pytest.approx(end - 2.0)
 
 
 def test_what_comes_during_a_step_waits_for_its_end() -> None:
@@ -68,7 +70,7 @@ def test_steps_of_a_slow_engine_take_longer() -> None:
     for slowness in (1.0, 3.0):
         ledger = Ledger(1)
         engine = SimulatedEngine(made(), COSTS, fillers(ledger))
-        engine.slowness = slowness
+        engine.slowed.append(slowness)
         ledger.arrive(0, 0.0)
         engine.put(Submit(0, make_request(0, 20, 5)), 0.0)
         times.append(drive(engine, ledger))
@@ -88,3 +90,27 @@ def test_who_waits_too_long_is_refused() -> None:
 def test_nothing_is_due_without_work() -> None:
     engine = SimulatedEngine(made(), COSTS, fillers(Ledger(0)))
     assert engine.due == math.inf
+
+
+def test_a_held_request_is_served_though_it_was_preempted() -> None:
+    """It is held again then, as its grammar might have been evicted."""
+    ledger = Ledger(4)
+    few = replace(made(), pages=40)
+    engine = SimulatedEngine(few, COSTS, fillers(ledger), ready_after=lambda _: 0.5)
+    grammar = Controls(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0, logits_params=LogitsParams(grammar="x"))
+    for number in range(4):
+        ledger.arrive(number, 0.0)
+        engine.put(Submit(number, replace(make_request(number, 100, 200), controls=grammar)), 0.0)
+    drive(engine, ledger, 1e4)
+    assert ledger.reasons == dict.fromkeys(range(4), EndReason.LENGTH)
+    assert engine.scheduler.stats().preemptions > 0
+    assert np.nanmin(ledger.first) > 0.5
+
+
+def test_a_step_that_is_cut_off_is_busy_until_then() -> None:
+    ledger = Ledger(1)
+    engine = SimulatedEngine(made(), COSTS, fillers(ledger))
+    ledger.arrive(0, 1.0)
+    engine.put(Submit(0, make_request(0, 20, 5)), 1.0)
+    engine.wake(1.0)
+    assert engine.busy_until(1.004) == pytest.approx(0.004)
