@@ -50,7 +50,7 @@ deployments = st.builds(
     replicas=st.integers(1, 4),
     scaling=st.builds(
         ScalingSettings,
-        replicas=st.sampled_from([None, 3, 6]),
+        replicas=st.sampled_from([None, 4, 6]),
         queue=st.sampled_from([0.1, 2.0]),
         ttft=st.sampled_from([None, 0.2]),
         up=st.sampled_from([0.0, 2.0]),

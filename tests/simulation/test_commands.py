@@ -85,9 +85,12 @@ def test_faults_and_autoscaling_are_simulated(trace: Path, profile: Path, tmp_pa
                       '"factor": 3}]')  # fmt: skip
     asked = ("simulate", "--trace", str(trace), "--profile", str(profile), "--replicas", "2", "--json")
     calm = json.loads(run(*asked).stdout)["figures"]
-    found = json.loads(run(*asked, "--faults", str(faults), "--max-replicas", "3").stdout)["figures"]
+    found = json.loads(run(*asked, "--faults", str(faults)).stdout)["figures"]
     assert (found["requests"], found["refused"], found["failed"]) == (40, 0, 0)
     assert found["first token, s, p99"] > calm["first token, s, p99"]
+    eager = ("--max-replicas", "6", "--start-seconds", "0.5", "--scale-up-delay", "0", "--scale-queue", "0.05")
+    grown = json.loads(run(*asked, "--faults", str(faults), *eager).stdout)["figures"]
+    assert grown["first token, s, p99"] < found["first token, s, p99"]
 
 
 def test_a_recording_gives_what_replay_says(recording: Path) -> None:
@@ -134,7 +137,6 @@ def test_a_plan_names_the_fewest_and_shows_changes(trace: Path, profile: Path) -
         (("--slo", "ttft=fast"), "--slo is 'ttft=fast', must be ttft=TIME, itl=TIME or both"),
         (("--faults", "missing.json"), "missing.json"),
         (("--start-seconds", "-1"), "--start-seconds is -1.0, must be in [0, 10,000,000] seconds"),
-        (("--pages", "10"), "lengths"),
     ],
 )
 def test_wrong_settings_are_refused(trace: Path, profile: Path, arguments: tuple[str, str], message: str) -> None:
@@ -142,4 +144,10 @@ def test_wrong_settings_are_refused(trace: Path, profile: Path, arguments: tuple
     done = run("simulate", *(word for pair in base.items() for word in pair))
     assert done.exit_code == 1
     assert done.stderr.startswith("quire: ")
-    assert message.removeprefix("--pages") in done.stderr
+    assert message in done.stderr
+
+
+def test_lengths_are_shrunk_to_what_the_pages_hold_and_that_is_said(trace: Path, profile: Path) -> None:
+    done = run("simulate", "--trace", str(trace), "--profile", str(profile), "--pages", "10")
+    assert done.exit_code == 0, done.stderr
+    assert "lengths: times 0.2" in done.stderr

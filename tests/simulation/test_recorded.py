@@ -137,8 +137,8 @@ def ten_percent_longer(real):
 
 
 def all_at_once(real):
-    def events(one):
-        return [replace(timed, at=0.0) for timed in real(one)]
+    def events(one, speed):
+        return [replace(timed, at=0.0) for timed in real(one, speed)]
 
     return events
 
