@@ -111,7 +111,6 @@ ONES = urgent_workloads() | urgent_workloads(cancels=True)
 NOTES: dict[str, Callable[[Watched], object]] = {
     "a row gives way": lambda run: run.yields,
     "with ageing": lambda run: run.yields and run.ageing,
-    "twice": lambda run: max(run.yields.values(), default=0) > 1,
     "several rows": lambda run: len(run.yields) > 1,
     "with two steps in flight": lambda run: run.yields and run.workload.depth == 2,
     "with windows": lambda run: run.yields and run.workload.layout.windows,
