@@ -32,7 +32,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completeness:
-    """What is asked about one request's outputs.
+    """Questions about the outputs of one request.
 
     Attributes:
         whole: Constraint on the whole output, with its reasoning and calls.

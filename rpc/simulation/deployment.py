@@ -16,7 +16,7 @@ MOST_SECONDS = 1e7
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is simulated.
+    """Engines, router and faults of a simulation.
 
     Attributes:
         blueprint: Of each engine's scheduler.
