@@ -4,7 +4,10 @@ The prediction serves to refuse early what could not be admitted in time; the qu
 costs a + b x tokens, fitted to the steps that ran (least squares, older steps fading). The queue takes the time to
 compute its prompt tokens and to decode its outputs at full batch, which are taken to become as long as those of such
 requests did before (`OutputLengths`). While only small steps have run b is unknown and taken as 0: the prediction is
-then too low, and an idle engine refuses no request.
+then too low.
+
+An idle engine refuses no request, nor does a new one by a prediction: its first steps compile and warm up, and one
+that takes a second would refuse most of the first burst.
 """
 
 from dataclasses import dataclass
@@ -14,6 +17,8 @@ from scheduler.output_lengths import OutputLengths
 from scheduler.queue import QueueLoad
 from scheduler.request import Request
 from scheduler.settings import QueueLimits
+
+FEWEST_STEPS = 32  # that have run before a prediction refuses a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +42,14 @@ class Backpressure:
         self.limits = limits
         self._most_tokens = limits.pools_of_tokens * pool_tokens
         self._rows = rows
+        self._steps = 0
         self.cost = StepCost()
         self.lengths = OutputLengths()
 
     def observe_step(self, tokens: int, seconds: float) -> None:
         """Learns from a step that computed `tokens` tokens."""
         if tokens and seconds > 0:
+            self._steps += 1
             self.cost.observe(tokens, seconds)
 
     def observe_output(self, tokens: int, request: Request | None = None) -> None:
@@ -90,7 +97,7 @@ class Backpressure:
                 f"{self._most_tokens:.0f}",
                 retry,
             )
-        if wait > queue_timeout:
+        if wait > queue_timeout and self._steps >= FEWEST_STEPS:
             return Refusal(
                 f"the predicted wait is {wait:.1f} s, the request would wait at most {queue_timeout:.1f} s", retry
             )

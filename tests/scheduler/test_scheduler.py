@@ -8,6 +8,7 @@ import pytest
 
 from cache_manager.block_hash import BlockHasher
 from cache_manager.manager import CacheManager
+from scheduler.backpressure import FEWEST_STEPS
 from scheduler.events import Abort, EndReason, Event, Logprobs, StepOutputs, Submit
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, SchedulerSettings
@@ -229,8 +230,9 @@ def test_a_full_queue_refuses_at_once_with_numbers():
 @pytest.mark.parametrize(("rows", "refused"), [(5, []), (4, []), (3, [5]), (2, [4, 5])])
 def test_only_who_would_have_to_wait_is_refused_for_a_predicted_wait(rows, refused):
     scheduler = engine(rows=rows)
-    plan = scheduler.schedule(0.0, [Submit(9, make_request(9, 4, 1))])
-    scheduler.commit(result_of(plan, [1]), 100.0)
+    for _ in range(FEWEST_STEPS):
+        scheduler.backpressure.observe_step(4, 100.0)
+    step(scheduler, 100.0, [Submit(9, make_request(9, 4, 1))])
     outputs = step(scheduler, 100.0, [Submit(i, make_request(i, queue_timeout=1.0)) for i in (1, 2, 3, 4)])
     late = step(scheduler, 100.0, [Submit(5, make_request(5, queue_timeout=1.0))])
     assert reasons(outputs) + reasons(late) == [(i, EndReason.QUEUE_FULL) for i in refused]

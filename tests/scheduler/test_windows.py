@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from scheduler.backpressure import FEWEST_STEPS
 from scheduler.events import EndReason, Submit
 from scheduler.scheduler import Scheduler
 from scheduler.settings import SchedulerSettings
@@ -310,7 +311,7 @@ def test_who_can_start_at_once_is_not_refused_for_a_predicted_wait():
     """Four prompts of 25 pages of which 4 are held at a time, and 40 pages that are free."""
     settings, layout = SchedulerSettings(64, 4, 8), make_layout(PAGE, windows=(4,))
     scheduler = Scheduler(settings, PATIENT, Workload((), layout, 40, settings).cache)
-    plan = scheduler.schedule(0.0, [Submit(9, make_request(9, 4, 1))])
-    scheduler.commit(result_of(plan, [1]), 100.0)
+    for _ in range(FEWEST_STEPS):
+        scheduler.backpressure.observe_step(4, 100.0)
     outputs = step(scheduler, 100.0, [Submit(i, make_request(i, 100, queue_timeout=1.0)) for i in (1, 2, 3, 4)])
     assert reasons(outputs) == []
