@@ -57,7 +57,7 @@ serve: setup ## Serve the demo model on 127.0.0.1:50051 (flags: ARGS="...")
 test: setup-dev lint check-proto ## Lint, types, tests (8 to 12 minutes on 2 cores, once installed)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-slow: setup-dev ## The tests that `make test` leaves out, and all examples of the laws (30 to 45 minutes)
+test-slow: setup-dev ## The tests that `make test` leaves out, all examples of the laws (35 to 80 minutes; TEST_PART=0/3)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "hypothesis and not slow" --hypothesis-profile thorough
 

@@ -14,7 +14,7 @@ import model  # noqa: F401 - before torch: it says how OpenMP's threads wait
 from tests.support.event_loop import TestLoopPolicy
 from tests.support.examples import QUICK
 from tests.support.forking import FORKS
-from tests.support.marks import mark_beyond_samples
+from tests.support.marks import beyond_part, mark_beyond_samples
 
 settings.load_profile(QUICK)
 asyncio.set_event_loop_policy(TestLoopPolicy())
@@ -39,9 +39,13 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks cases that samples leave out. Tests with servers come first, which take longest: the end is short."""
     mark_beyond_samples(items)
+    if others := beyond_part(items):
+        config.hook.pytest_deselected(items=others)
+        left = {*others}
+        items[:] = [item for item in items if item not in left]
     items.sort(key=lambda item: not {"e2e", "chaos"} & {*item.path.parts})
 
 

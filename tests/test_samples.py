@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.marks import mark_beyond_samples
+from tests.support.marks import MANY, beyond_part, mark_beyond_samples
 
 
 class Item:
@@ -45,3 +45,25 @@ def test_each_value_of_each_parameter_is_left() -> None:
 def test_of_cases_that_are_slow_already_none_counts_and_one_is_always_left() -> None:
     items = [Item(f"test_a[{i}]", {"one": i}, SECOND, *[SLOW] * (i % 2 == 0)) for i in range(4)]
     assert left(items) == ["test_a[1]"]
+
+
+def test_parts_of_a_run_are_all_of_it_and_share_no_case_of_a_test_with_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [Item(f"test_a[{i}-{j}]", {"row": i, "column": j}) for i in range(MANY) for j in range(2)]
+    few = [Item(f"test_b[{i}]", {"one": i}) for i in range(MANY - 1)]
+    runs = []
+    for part in ("0/3", "1/3", "2/3"):
+        monkeypatch.setenv("TEST_PART", part)
+        others = beyond_part([*many, *few])  # type: ignore[list-item]
+        runs.append([item.name for item in [*many, *few] if item not in others])
+    names = [item.name for item in few]
+    assert all(run[-len(names) :] == names for run in runs)
+    assert sorted(name for run in runs for name in run if name not in names) == sorted(item.name for item in many)
+    monkeypatch.delenv("TEST_PART")
+    assert beyond_part(many) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("part", ["3/3", "1", "a/3", "1/", "-1/3"])
+def test_what_is_no_part_is_refused(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_PART", part)
+    with pytest.raises(ValueError, match=r"TEST_PART is .*, must be like 1/3"):
+        beyond_part([])

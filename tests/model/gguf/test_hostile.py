@@ -36,7 +36,7 @@ def test_mutated_files_are_served_or_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
 def test_more_mutated_files_are_served_or_refused(tmp_path: Path) -> None:
-    check(tmp_path / "m", 1000, 1000, MODULE)
+    check(tmp_path / "m", 1000, 400, MODULE)
 
 
 @pytest.fixture(scope="module")
