@@ -172,6 +172,7 @@ def test_many_rows(levels: Levels, indexed: bool, monkeypatch: pytest.MonkeyPatc
     near(form, [weight], torch.float32, MOST_ROWS + 6, biased=True)
 
 
+@pytest.mark.usefixtures("products_by_row")
 def test_bits_of_a_row_are_its_own() -> None:
     form, weight = drawn(INT4, 40, 96, 32, True)
     product, x = product_of(form, [weight], DTYPES[1]), numbers(MOST_ROWS, 96).to(DTYPES[1]).to(DEVICE)

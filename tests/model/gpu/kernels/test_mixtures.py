@@ -185,6 +185,7 @@ def test_tiles_of_all_sizes(tokens: int, monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("products_by_row")
 def test_a_token_has_its_bits_beside_any_others() -> None:
     made = KernelExperts.of(mixture_of(6, 48, 40, torch.float16, Routing(2, True)))
     assert made is not None
