@@ -237,11 +237,11 @@ class CacheManager:
         return self.tables.between(row, start, start + len(match.transferred))
 
     def arrived(self, step: int, lost: Sequence[int]) -> list[int]:
-        """Takes in the result of a step's swap-ins.
+        """Takes in what came of a step's page moves.
 
         Args:
             step: The step that has run.
-            lost: Pages whose copy was wrong, which is dropped, and states that a step has spoilt.
+            lost: As `StepResult.lost_pages`. Host copies that were to fill such pages are dropped.
 
         Returns:
             Rows that hold such a page: all that they have computed since is void.

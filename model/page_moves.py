@@ -1,5 +1,6 @@
 """Moves of pages around a step: to and from the host, within the pool, and out of it for other engines."""
 
+import logging
 import time
 
 import numpy as np
@@ -8,8 +9,10 @@ from numpy.typing import NDArray
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import AttentionBackend
-from model.page_store import Store
+from model.page_store import Store, parts_of
 from scheduler.step import StepPlan
+
+log = logging.getLogger("quire.pages")
 
 
 class PageMoves:
@@ -32,6 +35,7 @@ class PageMoves:
             store: Memory that pages are swapped to. None without swapping.
         """
         self.store, self._attention, self._poison = store, attention, poison
+        self._page_bytes = layout.page_bytes
         self._has_groups = layout.tables > 1
         self._groups_of_pages = np.zeros(pages, np.int32)  # the layer group that each page was last given to
 
@@ -42,9 +46,9 @@ class PageMoves:
         gone.
 
         Returns:
-            Pages that could not be loaded, as `StepResult.lost_pages`; seconds, as `StepResult.swap_seconds`.
+            Pages that could not be filled, as `StepResult.lost_pages`; seconds, as `StepResult.swap_seconds`.
         """
-        began, lost = time.perf_counter(), ()
+        began, lost = time.perf_counter(), list[int]()
         if self.store is not None and len(plan.swap_outs):
             self.store.save(self._with_groups(plan.swap_outs, plan.swap_outs[:, 0]))
         swapped = time.perf_counter() - began
@@ -53,16 +57,40 @@ class PageMoves:
         # A page keeps its group until it is given to a row again: a swap-out reads it after the row has left.
         if len(plan.grown) and self._has_groups:
             self._groups_of_pages[plan.grown[:, 3]] = plan.grown[:, 0]
-        if len(plan.copies):
-            self._attention.copy(plan.copies)
+        lost += self._copy(plan.copies)
         began = time.perf_counter()
         if self.store is not None and len(plan.swap_ins):
-            lost = tuple(self.store.load(self._with_groups(plan.swap_ins, plan.swap_ins[:, 1])).tolist())
+            lost += self.store.load(self._with_groups(plan.swap_ins, plan.swap_ins[:, 1])).tolist()
         for transfer in (join.transfer for join in plan.joins):
             if transfer is not None:
-                groups = self._groups_of_pages[transfer.pages]
-                self._attention.import_pages(transfer.pages, groups, torch.from_numpy(transfer.content))
-        return lost, swapped + time.perf_counter() - began
+                lost += self._fill(transfer.pages, transfer.content)
+        return tuple(lost), swapped + time.perf_counter() - began
+
+    def _copy(self, copies: NDArray[np.int32]) -> list[int]:
+        """Copies pages [n, 2] to pages. Returns the targets for which the device lacked memory."""
+        lost = list[int]()
+        for part in parts_of(copies, self._page_bytes):
+            try:
+                self._attention.copy(part)
+            except torch.OutOfMemoryError:
+                lost += part[:, 1].tolist()
+        if lost:
+            log.warning("out of memory: %d of %d pages were not copied, they are computed anew", len(lost), len(copies))
+        return lost
+
+    def _fill(self, pages: NDArray[np.int32], content: NDArray[np.uint8]) -> list[int]:
+        """Fills pages with what came from another engine. Returns those for which the device lacked memory."""
+        lost = list[int]()
+        for some, bytes_of_some in zip(
+            parts_of(pages, self._page_bytes), parts_of(content, self._page_bytes), strict=True
+        ):
+            try:
+                self._attention.import_pages(some, self._groups_of_pages[some], torch.from_numpy(bytes_of_some))
+            except torch.OutOfMemoryError:
+                lost += some.tolist()
+        if lost:
+            log.warning("out of memory: %d of %d pages did not arrive, they are computed anew", len(lost), len(pages))
+        return lost
 
     def export(self, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
         """Copies pages to the host, see `Runner.export`."""

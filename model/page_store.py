@@ -2,11 +2,15 @@
 
 A page is loaded only if its checksum still matches. The checksum's seed is the fingerprint of what the numbers mean. So
 neither a flipped bit nor a store that another model filled can change a request's tokens.
+
+Moves of pages take memory of the device beside the pool, so they are made in parts of bounded size. A part for which
+there is no memory is lost: its pages are computed again, and nothing else is.
 """
 
 import logging
 import zlib
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +19,17 @@ from numpy.typing import NDArray
 from model.attention.backend import AttentionBackend
 
 log = logging.getLogger("quire.pages")
+
+PART_BYTES = 2**26  # bytes of pages that are moved at once, at least one page
+
+Number = TypeVar("Number", bound=np.generic)
+
+
+def parts_of(moves: NDArray[Number], page_bytes: int) -> Iterator[NDArray[Number]]:
+    """Yields moves of pages, one each along the first axis, in parts of at most `PART_BYTES`."""
+    size = max(1, PART_BYTES // page_bytes)
+    for start in range(0, len(moves), size):
+        yield moves[start : start + size]
 
 
 class Store(Protocol):
@@ -43,17 +58,27 @@ class PageStore:
         self._attention = attention
         self.content = torch.zeros((slots, page_bytes), dtype=torch.uint8, pin_memory=pinned)
         self.checksums = np.zeros(slots, np.uint32)
-        self._seed = zlib.crc32(fingerprint)
+        self._filled = np.zeros(slots, np.bool_)  # what is moved there has arrived
+        self._page_bytes, self._seed = page_bytes, zlib.crc32(fingerprint)
 
     def save(self, moves: NDArray[np.int32]) -> None:
-        """Copies pages to slots.
+        """Copies pages to slots. Those for which the device lacks memory are told as lost by `load`.
 
         Args:
             moves: [n, 3] int32. Page, slot, layer group of the page; no slot twice.
         """
-        pages, slots, groups = moves.T
-        self.content[torch.from_numpy(slots.astype(np.int64))] = self._attention.export(pages, groups).cpu()
-        self.checksums[slots] = [self._checksum(slot) for slot in slots.tolist()]
+        self._filled[moves[:, 1]] = False
+        for part in parts_of(moves, self._page_bytes):
+            pages, slots, groups = part.T
+            try:
+                content = self._attention.export(pages, groups).cpu()
+            except torch.OutOfMemoryError:
+                continue
+            self.content[torch.from_numpy(slots.astype(np.int64))] = content
+            self.checksums[slots] = [self._checksum(slot) for slot in slots.tolist()]
+            self._filled[slots] = True
+        if lacking := np.count_nonzero(~self._filled[moves[:, 1]]):
+            log.warning("out of memory: %d of %d pages were not saved, they are lost", lacking, len(moves))
 
     def load(self, moves: NDArray[np.int32]) -> NDArray[np.int32]:
         """Copies slots to pages.
@@ -62,15 +87,25 @@ class PageStore:
             moves: [n, 3] int32. Slot, page, layer group of the page; no page twice.
 
         Returns:
-            [m] int32. Pages that were not loaded, since the content of their slots does not match its checksum.
+            [m] int32. Pages that were not loaded: nothing arrived in their slots, the content there does not match its
+                checksum, or the device lacks memory.
         """
-        intact = np.array([self._checksum(slot) == self.checksums[slot] for slot in moves[:, 0].tolist()], np.bool_)
-        slots, pages, groups = moves[intact].T
-        if len(pages):
-            self._attention.import_pages(pages, groups, self.content[torch.from_numpy(slots.astype(np.int64))])
+        filled = moves[self._filled[moves[:, 0]]]
+        intact = np.array([self._checksum(slot) == self.checksums[slot] for slot in filled[:, 0].tolist()], np.bool_)
         if not intact.all():
-            log.warning("host slots %s do not hold what was put there", moves[~intact, 0].tolist())
-        return moves[~intact, 1]
+            log.warning("host slots %s do not hold what was put there", filled[~intact, 0].tolist())
+        loaded = [part[:, 1] for part in parts_of(filled[intact], self._page_bytes) if self._load(part)]
+        return moves[~np.isin(moves[:, 1], np.concatenate(loaded)), 1] if loaded else moves[:, 1]
+
+    def _load(self, moves: NDArray[np.int32]) -> bool:
+        """Copies slots to pages. Returns whether the device had the memory for it."""
+        slots, pages, groups = moves.T
+        try:
+            self._attention.import_pages(pages, groups, self.content[torch.from_numpy(slots.astype(np.int64))])
+        except torch.OutOfMemoryError:
+            log.warning("out of memory: %d pages were not loaded, they are computed anew", len(moves))
+            return False
+        return True
 
     def _checksum(self, slot: int) -> int:
         return zlib.crc32(self.content[slot].numpy().data, self._seed)

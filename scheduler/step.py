@@ -113,8 +113,8 @@ class StepResult:
             leave none to draw.
         logprobs: Logprobs of these tokens.
         faults: Row, and what happened.
-        lost_pages: Pages to be swapped in whose host slots did not hold what had been stored, and a page of each
-            recurrent state that the step has spoilt.
+        lost_pages: Pages that were to be swapped in, copied or transferred and do not hold what they should, and a
+            page of each recurrent state that the step has spoilt.
         swap_seconds: Time of swaps and transfers.
         prompt_parts: Row, position of the first token, and logprobs of some tokens of its prompt.
         images_encoded: Images that were encoded.
