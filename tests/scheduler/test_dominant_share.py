@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from cache_manager.block_hash import Scope
 from cache_manager.matching import Match
+from scheduler.backpressure import FEWEST_STEPS
 from scheduler.dominant_share import DominantShare
 from scheduler.events import EndReason, Submit
 from scheduler.rows import Sequence, sequences_of
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits
-from tests.scheduler.test_scheduler import engine, reasons, result_of, step
+from tests.scheduler.test_scheduler import engine, reasons, step
 from tests.scheduler.workloads import make_request
 from tests.support.examples import examples
 
@@ -103,10 +104,9 @@ def test_a_tenants_queue_is_bounded_and_leaves_room_for_others() -> None:
 
 def test_a_wait_is_predicted_for_ones_own_turn() -> None:
     scheduler = engine(rows=1, pages=PAGES, queue=QueueLimits(100, 1e9, 60.0))
+    for _ in range(FEWEST_STEPS):
+        scheduler.backpressure.observe_step(1, 10.0)
     step(scheduler, 0.0, events=[submit(0, "a", tokens=60)])
-    for turn in range(3):  # steps of ten seconds
-        plan = scheduler.schedule(10.0 * turn, [])
-        scheduler.commit(result_of(plan, [1]), 10.0 * (turn + 1))
     step(scheduler, 31.0, events=[submit(1, "a", tokens=12)])
     refused = step(scheduler, 32.0, events=[submit(50, "a"), submit(60, "b")])
     assert reasons(refused) == [(50, EndReason.QUEUE_FULL)], "the other tenant does not wait for those before it"
