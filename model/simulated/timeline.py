@@ -2,7 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from model.simulated.faults import Fault, StepFaults
 
 
 class Timeline:
@@ -12,22 +14,28 @@ class Timeline:
     flight.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: Seconds."""
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, faults: Sequence[Fault] = ()) -> None:
+        """Makes a timeline whose device is free.
+
+        Args:
+            clock: Seconds.
+            faults: Of the device's steps, at seconds from now on.
+        """
+        self._clock, self._start, self._faults = clock, clock(), StepFaults(faults)
         self._free = 0.0  # when the step that was launched last ends
         self._interrupted = threading.Event()
 
     def launch(self, seconds: float) -> float:
-        """Adds a step that takes this long. Returns when it ends."""
-        self._free = max(self._clock(), self._free) + seconds
+        """Adds a step that takes this long without faults. Returns when it ends."""
+        now = self._clock()
+        self._free = max(now, self._free) + self._faults.lengthened(seconds, now - self._start)
         return self._free
 
     def wait(self, end: float) -> None:
         """Waits until then, or until `interrupt`."""
         left = end - self._clock()
         if left > 0:
-            self._interrupted.wait(left)
+            self._interrupted.wait(min(left, threading.TIMEOUT_MAX))  # faults multiply
 
     def interrupt(self) -> None:
         """Ends all waits, from now on. From any thread."""

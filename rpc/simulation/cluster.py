@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_manager.block_hash import BlockHasher
+from model.simulated.faults import Fault
 from rpc.frontend.engine_client import EngineInfo
 from rpc.frontend.replicas import Replica
 from rpc.frontend.settings import FrontendSettings
 from rpc.frontend.slo import SLOTracker
 from rpc.simulation.deployment import Deployment
 from rpc.simulation.engine import SECRET, Draws, Ints, SimulatedEngine
-from rpc.simulation.faults import Fault
 from rpc.simulation.routers import ROUTERS
 from rpc.simulation.served import Ledger, Serving, summed
 from rpc.simulation.traffic import Timed

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rpc.simulation.faults import Fault
+from model.simulated.faults import Fault
 from rpc.simulation.routers import ROUTERS
 from rpc.simulation.traffic import Timed
 from scheduler.blueprint import Blueprint
@@ -26,7 +26,7 @@ class Deployment:
         router: Name of the router.
         start: Seconds until a new engine serves.
         failover: Seconds until an engine's end is noticed.
-        faults: Of engines.
+        faults: Of engines: kills and slow ones.
         seed: Of the router's choices.
     """
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from model.simulated.faults import STALL, Fault, read_faults
 from rpc.engines.recordings import read_recording
 from rpc.loadgen.traces import read_trace, scaled, shrink_of
 from rpc.simulation.changes import Changes
 from rpc.simulation.cluster import Cluster, fillers
 from rpc.simulation.deployment import Deployment
 from rpc.simulation.engine import Draws
-from rpc.simulation.faults import read_faults
 from rpc.simulation.recorded import Trace, recorded_draws, recorded_holds, recorded_stops, recorded_traffic
 from rpc.simulation.served import Ledger
 from rpc.simulation.settings import DeploymentSettings, EngineSettings, TrafficSettings
@@ -71,7 +71,7 @@ def scenario_of(
         ValueError: A setting or a file is not valid.
     """
     number = deployment or DeploymentSettings()
-    faults = () if number.faults is None else tuple(read_faults(Path(number.faults)))
+    faults = _faults_of(number, scaling)
 
     def made(profile: Profile) -> Deployment:
         return Deployment(
@@ -101,3 +101,16 @@ def scenario_of(
     page_size = profile.blueprint.layout.page_size
     timed = submits(fitting, page_size, shrink, traffic.deadline)
     return Scenario(made(profile), timed, fillers, profile.name, profile.source, shrink)
+
+
+def _faults_of(settings: DeploymentSettings, scaling: ScalingSettings | None) -> tuple[Fault, ...]:
+    """Reads the faults of a deployment. Raises as `scenario_of`."""
+    if settings.faults is None:
+        return ()
+    path, most = Path(settings.faults), None if scaling is None else scaling.replicas
+    flag = "--replicas" if most is None else "--max-replicas"
+    faults = read_faults(path, settings.replicas if most is None else most, flag)
+    for number, fault in enumerate(faults):
+        if fault.kind == STALL:
+            raise ValueError(f"{path}: fault {number}: kind is {STALL!r}, which only `quire serve --sim-faults` has")
+    return faults

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from model.simulated.faults import Fault
 from rpc.loadgen.traces import Arrival
 from rpc.simulation.cluster import COLUMNS, PARKED_SECONDS, Cluster
 from rpc.simulation.deployment import Deployment
-from rpc.simulation.faults import Fault
 from rpc.simulation.served import Targets
 from rpc.simulation.traffic import Timed, submits
 from scheduler.events import Abort, EndReason, Submit

@@ -1,7 +1,6 @@
 """Whatever happens to its engines, a deployment serves each request once, whole, and the same way each time."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_manager.block_hash import BlockHasher
+from model.simulated.faults import Fault
 from rpc.loadgen.traces import Arrival
 from rpc.simulation import cluster as cluster_module
 from rpc.simulation.cluster import COLUMNS, Cluster
 from rpc.simulation.deployment import Deployment
 from rpc.simulation.engine import SECRET
-from rpc.simulation.faults import Fault, read_faults
 from rpc.simulation.routers import ROUTERS
 from rpc.simulation.served import Targets
 from rpc.simulation.traffic import submits
@@ -196,26 +195,6 @@ def test_shares_within_targets_are_counted_over_all_that_came() -> None:
 def test_a_request_that_fits_no_engine_is_named() -> None:
     with pytest.raises(ValueError, match=r"request 1 may have 5,010 tokens, more than the 1,601 that 100 pages hold"):
         Cluster(Deployment(PATIENT, COSTS), submits([Arrival(0, 10, 10), Arrival(0, 5000, 10)], 16))
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{}", "must be a list"),
-        ("[1]", "fault 0 must have at"),
-        ('[{"at": 1, "kind": "kill", "engine": 0}, {"at": 1, "kind": "drop", "engine": 0}]', "fault 1: kind is 'drop'"),
-        ('[{"at": -1, "kind": "kill", "engine": 0}]', "at is -1"),
-        ('[{"at": 1, "kind": "kill", "engine": true}]', "engine is True"),
-        ('[{"at": 1, "kind": "slow", "engine": 0, "factor": "2"}]', "factor is '2'"),
-        ('[{"at": 1, "kind": "kill", "engine": 0, "extra": 1}]', "fault 0 must have at"),
-        ("[", "faults.json"),
-    ],
-)
-def test_faults_are_checked_by_entry(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "faults.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=said):
-        read_faults(path)
 
 
 def test_samples_are_taken_over_the_time_of_the_arrivals() -> None:

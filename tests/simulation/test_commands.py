@@ -93,6 +93,26 @@ def test_faults_and_autoscaling_are_simulated(trace: Path, profile: Path, tmp_pa
     assert grown["first token, s, p99"] < found["first token, s, p99"]
 
 
+@pytest.mark.parametrize(
+    ("engine", "kind", "said"),
+    [
+        (0, "stall", "fault 0: kind is 'stall', which only `quire serve --sim-faults` has"),
+        (2, "slow", "fault 0: engine is 2, must be in [0, 2), as --replicas is 2"),
+    ],
+)
+def test_faults_that_a_simulation_does_not_have_are_refused(
+    trace: Path, profile: Path, tmp_path: Path, engine: int, kind: str, said: str
+) -> None:
+    faults = tmp_path / "faults.json"
+    more = {"seconds": 1, "factor": 2} if kind == "slow" else {"seconds": 1}
+    faults.write_text(json.dumps([{"at": 1, "kind": kind, "engine": engine, **more}]))
+    asked = ("simulate", "--trace", str(trace), "--profile", str(profile), "--replicas", "2", "--faults", str(faults))
+    done = run(*asked)
+    assert (done.exit_code, done.stderr) == (1, f"quire: {faults}: {said}\n")
+    if kind == "slow":
+        assert run(*asked, "--max-replicas", "3").exit_code == 0
+
+
 def test_a_recording_gives_what_replay_says(recording: Path) -> None:
     asked = ("--pages", "+50%", "--json")
     simulated = json.loads(run("simulate", "--trace", str(recording), *asked).stdout)["figures"]
