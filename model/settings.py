@@ -202,6 +202,15 @@ class SimulationSettings:
             "each output goes on to its max_tokens.",
         },
     )
+    faults: str | None = field(
+        default=None,
+        metadata={
+            "flag": "--sim-faults",
+            "help": "JSON file of faults that engines have at given times, as `quire simulate --faults` reads it: "
+            '{"at": seconds, "kind": "kill", "slow" or "stall", "engine": number}, of slow ones "seconds" and '
+            '"factor", of stalls "seconds". Unset: none.',
+        },
+    )
 
     def __post_init__(self) -> None:
         if not 1 / MOST_SPEED <= self.speed <= MOST_SPEED:

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from model.settings import ModelSettings
+from model.simulated.faults import Fault, read_faults
 from model.simulated.naming import is_simulated
 from rpc.cluster.host import RayCluster, RayHost
+from rpc.engines.faulty import FaultyHost
 from rpc.engines.gpus import EngineGpus, gpus_of_engines
 from rpc.engines.host import EngineHost
 from rpc.engines.launchers import SIMULATED, Forker, Launcher, Spawner
@@ -32,6 +34,7 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
 
     Raises:
         ValueError: The settings contradict each other, or do not fit this machine.
+        OSError: The file of faults cannot be read.
     """
     engine, most = settings.engine, settings.most_replicas
     config = replace(settings.engine_config, secret=secret.hex(), publishes_kv_events=most > 1, engines_here=most)
@@ -41,6 +44,10 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
     if simulated:
         check_simulated(config)  # before a process is started for it
         config = replace(config, model=replace(config.model, device="cpu"))
+    faulty, faults = settings.simulation.faults is not None, _faults_of(settings)
+    if faulty and (engine.in_ray or engine.engine == "thread"):
+        place = "a Ray cluster" if engine.in_ray else "a thread (--engine)"
+        raise ValueError(f"--sim-faults is for engines in processes of their own, not for those in {place}")
     if engine.in_ray:
         if engine.ray_address is not None:
             config = replace(config, engines_here=1)  # the driver sets it once it knows the engine's node
@@ -63,13 +70,22 @@ def choose_hosts(settings: ServerSettings, secret: bytes) -> list[EngineHost]:
         raise ValueError(
             "--metrics-targets: an engine in a thread of this process has no metrics of its own (--engine)"
         )
-    if most > 1 or shared or apart or engine.engine == "process" or _chooses_process(engine, config):
+    if most > 1 or shared or apart or faulty or engine.engine == "process" or _chooses_process(engine, config):
         launcher = choose_launcher(config.model.device, SIMULATED if simulated else None)
-        return [
+        places = [
             ProcessHost(launcher, replace(config, engines_on_gpu=sharing), engine, _environment(names))
             for names, sharing in zip(gpus.names, gpus.sharing, strict=True)
         ]
+        if not faulty:
+            return [*places]
+        return [FaultyHost(place, [f for f in faults if f.engine == n]) for n, place in enumerate(places)]
     return [ThreadHost(config)]
+
+
+def _faults_of(settings: ServerSettings) -> tuple[Fault, ...]:
+    """Reads the faults of simulated engines. Raises as `choose_hosts`."""
+    file = settings.simulation.faults
+    return () if file is None else read_faults(Path(file), settings.most_replicas, settings.replicas_flag)
 
 
 def choose_launcher(device: str, modules: Sequence[str] | None = None) -> Launcher:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings, Sharing, SimulationSettings
+from model.simulated.faults import Fault
 from model.simulated.naming import is_simulated
 from rpc.addresses import is_loopback
 from rpc.frontend.settings import FrontendSettings
@@ -323,6 +324,8 @@ class EngineConfig:
         log_format: Format of the log lines: "text" or "json".
         record: Flight recorder.
         simulation: Simulated engines.
+        step_faults: Faults of a simulated engine's steps, at seconds from its start. They come from the file of
+            `simulation`, which the server alone reads.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -339,6 +342,7 @@ class EngineConfig:
     log_format: str = "text"
     record: RecordSettings = field(default_factory=RecordSettings)
     simulation: SimulationSettings = field(default_factory=SimulationSettings)
+    step_faults: tuple[Fault, ...] = ()
 
     @property
     def sharing(self) -> Sharing:
@@ -366,6 +370,7 @@ class EngineConfig:
             values["log_format"],
             RecordSettings(**values["record"]),
             SimulationSettings(**values["simulation"]),
+            tuple(Fault(**fault) for fault in values["step_faults"]),
         )
 
 
@@ -390,7 +395,9 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if self.simulation != SimulationSettings() and not is_simulated(self.model.model):
-            raise ValueError("--sim-speed and --sim-output-tokens are for simulated engines: --model sim:PROFILE")
+            raise ValueError(
+                "--sim-speed, --sim-output-tokens and --sim-faults are for simulated engines: --model sim:PROFILE"
+            )
         most = self.scaling.replicas
         if most is not None and not self.engine.replicas <= most <= MOST_REPLICAS:
             raise ValueError(

@@ -8,11 +8,14 @@ reason as one line on its standard output. Its standard error is the server's.
 
 import asyncio
 import logging
+import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -77,6 +80,12 @@ class ProcessHost:
             return f"unix-abstract:quire-{secrets.token_hex(8)}"
         self._directory = private_directory()
         return f"unix:{self._directory}/engine.sock"
+
+    def kill(self) -> None:
+        """Kills the engine's process with SIGKILL, and leaves it to others to notice. Does nothing without one."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(self._process.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
         await self._end(STOP_SECONDS)

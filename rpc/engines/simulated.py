@@ -73,13 +73,12 @@ def make_simulated(config: EngineConfig, sink: Sink) -> LocalEngine:
     # What tokens depend on: two engines with equal numerics draw the same.
     numerics = f"simulated 1 {simulation.output_tokens}".encode()
     scheduler, _ = make_scheduler(config, blueprint, numerics)
-    rows, timeline = blueprint.settings.max_sequences, Timeline()
-    grammars = open_grammars()
+    rows, grammars = blueprint.settings.max_sequences, open_grammars()
     limits = Limits(
         VOCABULARY, profile.context, layout.tokens_in(pages, ahead), rows, config.request,
         structured_output=grammars is not None,
     )  # fmt: skip
-    costs = profile.costs.faster(simulation.speed)
+    costs, timeline = profile.costs.faster(simulation.speed), Timeline(faults=config.step_faults)
     executor = SimulatedExecutor(SimulatedRows(rows, simulation.output_tokens, grammars), costs, timeline, grammars)
     info = EngineInfo(limits, pages, NO_WEIGHTS, DEVICE, layout.page_size, numerics)
     log.warning(

@@ -80,7 +80,7 @@ class DeploymentSettings:
         default=None,
         metadata={
             "help": 'JSON file with a list of faults: {"at": seconds, "kind": "kill" or "slow", "engine": number}, '
-            'and of slow ones "seconds" and "factor".'
+            'and of slow ones "seconds" and "factor". `quire serve --sim-faults` reads the same file.'
         },
     )
 

@@ -27,6 +27,7 @@ MODEL = "sim:llama-3.1-8b-h100"
 REPLICAS, STREAMS, TOKENS = 2, 8, 300
 FLAGS = ("--model", MODEL, "--sim-speed", "4")
 ENGINE = "rpc.engines.engine_process"
+LOST = 'quire_requests_moved_total{cause="engine_lost"}'
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,37 @@ def test_streams_of_a_killed_engine_go_on_with_the_same_tokens(server: RunningSe
     engines(server)[1].send_signal(signal.SIGKILL)
     assert outputs_of(histories_of(process, STREAMS)) == expected
     wait_until(lambda: all_serve(server), "all replicas")
+
+
+def write_faults(directory: Path, *faults: dict) -> tuple[str, str]:
+    """Returns the flag of a server that has these faults."""
+    path = directory / "faults.json"
+    path.write_text(json.dumps(faults))
+    return "--sim-faults", str(path)
+
+
+def test_streams_over_a_scheduled_kill_go_on_with_the_same_tokens(tmp_path: Path, expected: list[dict]) -> None:
+    """The first engine is so slow that no stream ends before it is killed.
+
+    Where the machine is slow too, and no stream began before, streams come again until a later kill meets some.
+    """
+    kills = [{"at": at, "kind": "kill", "engine": 0} for at in range(5, 250, 7)]
+    slow = {"at": 0, "kind": "slow", "engine": 0, "seconds": 3600, "factor": 100}
+    flags, log = write_faults(tmp_path, slow, *kills), tmp_path / "log"
+    with log.open("w") as stderr, running_server(*FLAGS, *flags, stderr=stderr) as server:
+        while server.metrics()[LOST] == 0:
+            assert streamed(server) == expected
+        text = log.read_text()
+    assert 1 <= text.count("engine 0 has failed") <= text.count("engine 0: kill, as --sim-faults says")
+
+
+def test_streams_of_a_stalled_engine_go_on_with_the_same_tokens(tmp_path: Path, expected: list[dict]) -> None:
+    """A step does not return once the watchdog knows how long steps take, which it hears of the first streams."""
+    flags = write_faults(tmp_path, {"at": 3, "kind": "stall", "engine": 0, "seconds": 3600})
+    with running_server(*FLAGS, *flags) as server:
+        while server.metrics()[LOST] == 0:
+            assert streamed(server) == expected
+        assert server.metrics()["quire_engine_starts_total"] == 2
 
 
 def test_a_drain_moves_streams_with_the_same_tokens(server: RunningServer, expected: list[dict]) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from cache_manager.settings import POLICIES, CacheSettings
 from model.settings import BACKENDS, DEVICES, DTYPES, KV_DTYPES, QUANTIZATIONS, ModelSettings, SimulationSettings
+from model.simulated.faults import SLOW, STALL, Fault
 from rpc import hosts
 from rpc.cli.options import flag_of
 from rpc.cluster.host import RayHost
@@ -109,7 +110,18 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "secret_file": st.none() | st.text(),
     },
     RecordSettings: {"file": st.text(), "steps": COUNT, "tokens": st.booleans()},
-    SimulationSettings: {"speed": st.floats(0.001, 1000.0), "output_tokens": st.just(0.0) | st.floats(1.0, 1e6)},
+    SimulationSettings: {
+        "speed": st.floats(0.001, 1000.0),
+        "output_tokens": st.just(0.0) | st.floats(1.0, 1e6),
+        "faults": st.none() | st.text(),
+    },
+    Fault: {
+        "at": st.floats(0, 1e9) | st.integers(0, 9),
+        "kind": st.sampled_from((SLOW, STALL)),
+        "engine": st.integers(0, 2**62),
+        "seconds": st.floats(0, 1e9),
+        "factor": st.floats(1e-3, 1e6),
+    },
 }
 HINTS = get_type_hints(EngineConfig)
 VALUES[EngineConfig] = {
@@ -121,6 +133,7 @@ VALUES[EngineConfig] = {
     "engines_on_gpu": COUNT,
     "shows_metrics": st.booleans(),
     "log_format": st.sampled_from(FORMATS),
+    "step_faults": st.lists(st.builds(Fault, **VALUES[Fault]), max_size=3).map(tuple),
 }
 
 

@@ -15,10 +15,12 @@ from model.settings import ModelSettings, SimulationSettings
 from rpc.cli.main import app
 from rpc.cli.profile_defaults import profile_defaults, with_profile
 from rpc.engines.assembly import assemble
+from rpc.engines.faulty import FaultyHost
 from rpc.engines.simulated import blueprint_of, check_simulated
 from rpc.hosts import choose_hosts
 from rpc.settings import EngineConfig, EngineSettings, ServerSettings
 from scheduler.profile import read_profile
+from scheduler.scaling_settings import ScalingSettings
 from scheduler.settings import RequestLimits, SchedulerSettings
 
 NAME = "sim:llama-3.1-8b-h100"
@@ -88,14 +90,59 @@ def test_a_simulated_engine_may_have_another_name_of_its_kind() -> None:
         ({"output_tokens": float("inf")}, "--sim-output-tokens is inf"),
     ],
 )
-def test_settings_of_the_simulation_have_bounds(values: dict[str, float], message: str) -> None:
+def test_settings_of_the_simulation_have_bounds(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SimulationSettings(**values)
 
 
 def test_settings_of_the_simulation_are_for_simulated_engines() -> None:
-    with pytest.raises(ValueError, match="--sim-speed and --sim-output-tokens are for simulated engines"):
-        ServerSettings(simulation=SimulationSettings(speed=2.0))
+    for given in (SimulationSettings(speed=2.0), SimulationSettings(faults="faults.json")):
+        with pytest.raises(ValueError, match="--sim-output-tokens and --sim-faults are for simulated engines"):
+            ServerSettings(simulation=given)
+
+
+def with_faults(path: Path, **engines: Any) -> ServerSettings:
+    """A server whose engine 1 is killed, and slow before that."""
+    killed = {"at": 9, "kind": "kill", "engine": 1}
+    path.write_text(json.dumps([killed, {"at": 1, "kind": "slow", "engine": 1, "seconds": 2, "factor": 3}]))
+    return ServerSettings(
+        ModelSettings(NAME), engine=EngineSettings(**engines), simulation=SimulationSettings(faults=str(path))
+    )
+
+
+def test_engines_with_faults_are_processes(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    chosen = choose_hosts(with_faults(path, replicas=3), b"")
+    kinds = [[fault.kind for fault in host.left] for host in chosen if isinstance(host, FaultyHost)]
+    assert kinds == [[], ["slow", "kill"], []], "each place has its own, in the order of their times"
+    path.write_text("[]")
+    alone = ServerSettings(ModelSettings(NAME), simulation=SimulationSettings(faults=str(path)))
+    assert [type(host) for host in choose_hosts(alone, b"")] == [FaultyHost]
+
+
+@pytest.mark.parametrize(
+    ("engines", "message"),
+    [
+        ({}, r"faults\.json: fault 0: engine is 1, must be in \[0, 1\), as --replicas is 1"),
+        ({"replicas": 2, "ray": True}, "--sim-faults is for engines in processes of their own, not for those in a Ray"),
+    ],
+)
+def test_faults_that_cannot_happen_are_refused(tmp_path: Path, engines: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose_hosts(with_faults(tmp_path / "faults.json", **engines), b"")
+
+
+def test_faults_of_an_engine_in_a_thread_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    server = replace(with_faults(path), engine=EngineSettings("thread"))
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="not for those in a thread"):
+        choose_hosts(server, b"")
+
+
+def test_engines_that_the_autoscaler_may_add_have_faults(tmp_path: Path) -> None:
+    server = with_faults(tmp_path / "faults.json")
+    assert len(choose_hosts(replace(server, scaling=ScalingSettings(replicas=2)), b"")) == 2
 
 
 def test_devices_are_not_for_simulated_engines() -> None:
