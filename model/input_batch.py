@@ -152,7 +152,7 @@ class InputBatch:
         self._jumped: dict[int, tuple[int, Ints]] = {}  # by row, a draw and what follows it, with the draw's position
 
     def apply(self, plan: StepPlan) -> None:
-        """Applies a plan's changes of rows: leaves, joins, forced tokens, jumps, drafts and new pages, in order."""
+        """Applies a plan's changes of rows: leaves, joins, forced tokens, jumps, closing, drafts and new pages."""
         for row in plan.leaves.tolist():
             self._known[row] = None
             self._held[row] = 0
@@ -166,6 +166,8 @@ class InputBatch:
             self._force(row, token)
         if len(plan.jumps):
             self._jump(plan.jumps)
+        for row, most in plan.closing.tolist():
+            self.controls.processors.close_within(row, most)
         self._drafts = _by_row(plan.drafts) if len(plan.drafts) else {}
         group, row, index, page = plan.grown.T
         if len(page):
@@ -193,6 +195,7 @@ class InputBatch:
     def _force(self, row: int, token: int) -> None:
         """Replaces the token that the row drew last."""
         self.last[row] = token
+        self.controls.processors.told(row, token)
         known = self._known[row]
         if self._history and known is not None:
             self._known[row] = np.append(known[:-1], np.int32(token))

@@ -152,8 +152,8 @@ class Runner:
         """
         work, self._may_have_run = StepWork.of(plan), False
         packed = self.batch.pack(work)
-        # `_run` alone returns prompt logprobs, counts encoded images, and closes constrained outputs.
-        if packed.prompts or packed.images or self.batch.controls.processors.closes(packed.rows):
+        # `_run` alone returns prompt logprobs, counts encoded images, and looks at draws of constrained outputs.
+        if packed.prompts or packed.images or self.batch.controls.processors.needs_host(packed.rows):
             return None
         self._may_have_run = True
         try:

@@ -82,7 +82,8 @@ class BeamSearch:
     are ranked by slot, then by token id. Continuations by a stop token are finished, with the score sum / length ^
     penalty, in which the stop token counts. The `width` best of the others go on. The search is over once no hypothesis
     that goes on can get among the `count` best. It is also over once those that go on have the longest length, and are
-    finished too. So the result is that of a search to the end.
+    finished too. So the result is that of a search to the end. A constraint may leave fewer outputs than are wanted:
+    then it is over when all are found.
 
     Attributes:
         width: Slots.
@@ -127,7 +128,7 @@ class BeamSearch:
         Args:
             slot: Slot.
             ids: [n] int32, likeliest first. At least 2 x width and `alternatives`, or the whole vocabulary.
-            logprobs: [n] float32.
+            logprobs: [n] float32. -inf for a token that a constraint forbids: no hypothesis goes on with it.
         """
         most = max(2 * self.width, self.alternatives)
         self._offers[slot] = ids[:most].copy(), logprobs[:most].copy()  # copies: the step's arrays are not kept alive
@@ -198,7 +199,7 @@ class BeamSearch:
         ids, logprobs = (np.concatenate([self._offers[slot][part][:looked_at] for slot in slots]) for part in (0, 1))
         before = np.array([0.0 if (one := self.live[slot]) is None else one.total for slot in owners.tolist()])
         totals = before + logprobs.astype(np.float64)
-        order = np.lexsort((ids, owners, -totals))[: 2 * self.width]
+        order = np.lexsort((ids, owners, -totals))[: min(2 * self.width, np.count_nonzero(totals > -np.inf))]
         return [Candidate(*one) for one in zip(*(a[order].tolist() for a in (owners, ids, totals)), strict=True)]
 
     def _extended(self, one: Candidate) -> Hypothesis:

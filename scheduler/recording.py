@@ -217,6 +217,7 @@ class Recorder:
             "deadline": request.deadline,
             "processed": params != NO_LOGITS_PARAMS,
             "grammar": bool(params.grammar),
+            "closes": bool(params.grammar_tokens),
             "prompt_logprobs": request.controls.prompt_logprobs,
             "again": event.again,
             "isolated_steps": event.isolated_steps,

@@ -220,7 +220,9 @@ class Replay:
             prompt, emitted, stops = submitted_tokens(one, self._recording.blueprint.layout.page_size)
         width, penalty, alternatives = one.get("beam") or (0, 1.0, -1)
         params = LogitsParams(
-            frequency=float(one.get("processed", False)), grammar="grammar" if one.get("grammar") else ""
+            frequency=float(one.get("processed", False)),
+            grammar="grammar" if one.get("grammar") else "",
+            grammar_tokens=int(one.get("closes", False)),
         )
         controls = Controls(0.0, 1.0, 0, 0.0, 0, alternatives, params, bool(one.get("prompt_logprobs")))
         request = Request(

@@ -67,9 +67,19 @@ class Request:
         """Bytes of its images' pixels."""
         return sum(image.pixels.nbytes for image in self.images)
 
+    def closes_at(self, submitted: float) -> float:
+        """Returns the time at which a constrained output should be complete; infinity where it need not be.
+
+        Args:
+            submitted: Seconds on the engine's clock.
+        """
+        closes = self.controls.logits_params.grammar_tokens > 0
+        return submitted + self.deadline if closes and self.deadline is not None else math.inf
+
     @property
     def drawing(self) -> Controls:
         """Controls of its draws. A beam search chooses among twice as many alternatives as it is wide."""
         if self.beam is None:
             return self.controls
-        return replace(self.controls, top_logprobs=max(2 * self.beam.width, self.controls.top_logprobs))
+        most = max(2 * self.beam.width, self.controls.top_logprobs)
+        return replace(self.controls, top_logprobs=most, searching=True)

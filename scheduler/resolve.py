@@ -168,7 +168,6 @@ def check_tool_use(spec: Spec, tool_use: ToolUse, limits: Limits) -> None:
 def _check_ends(spec: Spec, constraint: str) -> None:
     stopping = spec.stopping
     for name, value, neutral in (
-        ("sampling.beam_search", spec.sampling.beam, None),
         ("stopping.stop_token_ids", stopping.stop_token_ids, ()),
         ("stopping.ignore_eos", stopping.ignore_eos, False),
     ):

@@ -139,6 +139,10 @@ class Results:
             if search.is_ready:
                 self._running.advance(attempt)
             if search.is_over:
+                if len(search.finished) < search.count:
+                    message = f"structured_output has {len(search.finished)} outputs, sequence_count is {search.count}"
+                    self._running.end_attempt(attempt, EndReason.STUCK, message=message)
+                    continue
                 del self._running.beams[attempt]
                 results.append(search.result(attempt))
                 for index, found in enumerate(search.finished):

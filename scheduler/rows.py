@@ -1,5 +1,6 @@
 """Running sequences as arrays indexed by batch row: what the scheduler knows of each, and the checks that end them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -142,6 +143,7 @@ class Rows:
         last_step: [size] int64. Last step that touches the row's pages, -1 for none.
         lost: [size] int32. Tokens whose KV was computed before a preemption.
         drafts: [size] int32. Draft tokens in flight, counted in `length` and `scheduled` as though all held.
+        closes_at: [size] float64. Time at which a constrained output should be complete, infinity where it need not be.
         may_draft: [size] bool. Draws depend on logits alone, not on the output before them.
         service: Tokens that tenants have had.
         departures: Rows that were removed so far.
@@ -167,6 +169,7 @@ class Rows:
         self.last_step = np.full(size, -1, np.int64)
         self.lost = np.zeros(size, np.int32)
         self.drafts = np.zeros(size, np.int32)
+        self.closes_at = np.full(size, math.inf)
         self.may_draft = np.zeros(size, np.bool_)
         self._last = np.zeros(size, np.int32)  # position of the last token in the output
         self._stops = np.full((size, 4), -1, np.int32)
@@ -239,6 +242,7 @@ class Rows:
         self.last_step[row] = -1
         self.lost[row] = sequence.lost
         self.drafts[row] = 0
+        self.closes_at[row] = request.closes_at(sequence.submitted)
         self.may_draft[row] = request.beam is None and request.controls.logits_params == NO_LOGITS_PARAMS
         self._stops = _with_columns(self._stops, len(request.stop_ids), -1)
         self._stops[row] = -1
@@ -311,6 +315,7 @@ class Rows:
         sequence.served = int(self.prompt[row] + self.emitted[row])
         self.service.leave(int(self.tenant[row]), sequence.served - int(self.served[row]))
         self.departures += 1
+        self.closes_at[row] = math.inf
         self.total_scheduled -= int(self.scheduled[row])
         self._sequences[row] = None
         self.serial[row] = self.siblings[row] = 0

@@ -25,6 +25,7 @@ from cache_manager.ledger import audit
 from cache_manager.manager import CacheManager
 from scheduler.admission import Admission
 from scheduler.backpressure import Backpressure
+from scheduler.closing_time import ClosingTime
 from scheduler.costs import SwapCost
 from scheduler.counters import Counters
 from scheduler.drafting import Drafting
@@ -115,6 +116,7 @@ class Scheduler:
         self._in_flight: deque[InFlight] = deque()
         self._steps = 0
         self._swap_cost = SwapCost()
+        self._closing_time = ClosingTime(self.rows)
         self._step_time = None if settings.target_itl is None else StepTime()
         self._last_commit = -math.inf
 
@@ -277,6 +279,7 @@ class Scheduler:
             running.take_forced(),
             drafts,
             running.take_jumps(),
+            self._closing_time.take(flown.launched),
         )
 
     def _forked(self, logits: Index) -> Index:
@@ -353,6 +356,8 @@ class Scheduler:
         self._counters.computed += flown.computed
         self._counters.images_encoded += result.images_encoded
         self.backpressure.observe_step(flown.computed, seconds - result.swap_seconds)
+        if len(result.tokens):
+            self._closing_time.observe(seconds)
         if self._step_time is not None and not result.images_encoded:
             self._step_time.observe(flown.slices, seconds - result.swap_seconds)
         if flown.swapped:

@@ -20,6 +20,7 @@ Ints = NDArray[np.int32]
 
 FAULTED, NO_TOKEN = -1, -2
 NO_JUMPS: Ints = np.empty((0, 3), np.int32)
+NO_CLOSING: Ints = np.empty((0, 2), np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,8 +65,8 @@ def transfer_bytes(joins: Iterable[Join]) -> int:
 class StepPlan:
     """Changes and work of one engine step, as flat arrays.
 
-    Applied in this order: swap_outs, leaves, joins, forced, jumps, grown, copies, swap_ins, transfers of joins. Then
-    the slices are computed.
+    Applied in this order: swap_outs, leaves, joins, forced, jumps, closing, grown, copies, swap_ins, transfers of
+    joins. Then the slices are computed.
 
     Attributes:
         step: Number of the step.
@@ -86,6 +87,8 @@ class StepPlan:
             drafts stand together in order of position. The row draws at its last token and at each draft.
         jumps: [n, 3] int32. Row, position in its sequence, and a token that follows the row's last draw without one of
             its own (`scheduler.jump_forward`). A row's tokens stand together in order of position.
+        closing: [n, 2] int32. Row with a constraint, and the number of tokens within which its output is to be
+            complete, since its time runs out.
     """
 
     step: int
@@ -101,6 +104,7 @@ class StepPlan:
     forced: Ints
     drafts: Ints = field(default_factory=lambda: NO_DRAFTS)
     jumps: Ints = field(default_factory=lambda: NO_JUMPS)
+    closing: Ints = field(default_factory=lambda: NO_CLOSING)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,10 @@ Their state depends on the prompt and the drawn tokens alone. A join makes all o
 preemption, and updates them with each token of the output so far.
 """
 
+import time
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,8 +19,8 @@ from model.sampling.builtin_processors import BUILT_IN, BuiltIn
 from model.sampling.logits_processors import UserProcessors, args_of
 from model.sampling.sources import NO_SOURCES, ProcessorSources
 from model.structured.forbidding import Forbid, apply_masks, forbid
-from model.structured.grammar_mask import GrammarMask
-from scheduler.controls import NO_LOGITS_PARAMS
+from model.structured.grammar_mask import SLOW, GrammarMask
+from scheduler.controls import NO_LOGITS_PARAMS, LogitsParams
 from scheduler.drafts import NO_DRAFTS
 from scheduler.step import Join
 
@@ -33,6 +36,7 @@ class ProcessorRows:
 
     Attributes:
         asking: [rows] bool. Rows that have a processor.
+        searching: [rows] bool. Hypotheses of beam searches, which go on with a token that they are told.
     """
 
     def __init__(self, rows: int, sources: ProcessorSources = NO_SOURCES) -> None:
@@ -42,10 +46,12 @@ class ProcessorRows:
             rows: The number of rows.
             sources: Sources of processors that are not built in.
         """
-        self.asking, self._sources = np.zeros(rows, np.bool_), sources
+        self.asking, self.searching = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+        self._sources = sources
         self._rows: dict[int, list[tuple[int, Processor]]] = {}  # of a row, by index in KINDS
         self._masks: dict[int, GrammarMask] = {}  # of rows that have one
         self._jumping: set[int] = set()  # of these, such as get forced tokens without draws
+        self._outputs: dict[int, tuple[LogitsParams, list[int]]] = {}  # of these, hypotheses: what the mask has taken
 
     def join(self, join: Join) -> None:
         """Makes the processors of a sequence that takes a row."""
@@ -57,8 +63,13 @@ class ProcessorRows:
         if self._sources.factories:
             made.append(UserProcessors.of(self._sources.factories, prompt, args_of(params)))
         self._masks.pop(row, None)
+        self._outputs.pop(row, None)
         self._jumping.discard(row)
-        if (mask := GrammarMask.of(params, self._sources.grammars)) is not None:
+        self.searching[row] = join.controls.searching
+        mask, taken = self._forked(params, output.tolist()) if join.controls.searching else (None, 0)
+        if mask is None:
+            mask = GrammarMask.of(params, self._sources.grammars)
+        if mask is not None:
             self._masks[row] = mask
             # Not where logprobs are reported, nor where another control might forbid what the constraint leaves.
             bans = params.allowed or params.banned or (params.min_tokens and params.not_yet)
@@ -66,20 +77,50 @@ class ProcessorRows:
                 self._jumping.add(row)
         self._rows[row] = [(KINDS.index(type(one)), one) for one in made if one is not None]
         self.asking[row] = bool(self._rows[row]) or mask is not None
-        for token in output.tolist() if self.asking[row] else ():
-            self._drew(row, token)
+        for _, processor in self._rows[row]:
+            for token in output.tolist():
+                processor.drew(token)
+        if mask is not None:
+            for token in output[taken:].tolist():
+                mask.drew(token)
+            if join.controls.searching:
+                self._outputs[row] = params, output.tolist()
+
+    def _forked(self, params: LogitsParams, output: list[int]) -> tuple[GrammarMask | None, int]:
+        """Returns a copy of the mask of the hypothesis that a new one continues, and how many tokens it has taken.
+
+        A mask that is made anew takes all tokens again, and near the end of an output looks for a completion behind
+        each.
+        """
+        found = [
+            (len(tokens), row)
+            for row, (its, tokens) in self._outputs.items()
+            if tokens == output[: len(tokens)] and its == params
+        ]
+        if not found:
+            return None, 0
+        taken, row = max(found)
+        return self._masks[row].copy(), taken
 
     def leave(self, row: int) -> None:
         """Drops the processors of a sequence that has ended."""
         self._rows.pop(row, None)
         self._masks.pop(row, None)
+        self._outputs.pop(row, None)
         self._jumping.discard(row)
-        self.asking[row] = False
+        self.asking[row] = self.searching[row] = False
 
     def drew(self, rows: Ints, tokens: NDArray[np.int32]) -> None:
         """Updates processors with the tokens that their rows drew, below 0 for a row that drew none."""
-        for i in np.flatnonzero(self.asking[rows] & (tokens >= 0)).tolist():
+        for i in np.flatnonzero(self.asking[rows] & ~self.searching[rows] & (tokens >= 0)).tolist():
             self._drew(int(rows[i]), int(tokens[i]))
+
+    def told(self, row: int, token: int) -> None:
+        """Updates the processors of a hypothesis with the token that it goes on with."""
+        if self.asking[row] and self.searching[row]:
+            self._drew(row, token)
+            if row in self._outputs:
+                self._outputs[row][1].append(token)
 
     def _drew(self, row: int, token: int) -> None:
         for _, processor in self._rows[row]:
@@ -99,8 +140,18 @@ class ProcessorRows:
         found = [(row, token) for row in jumping for token in self._masks[row].jump()]
         return np.array(found, np.int32) if found else NO_DRAFTS
 
-    def closes(self, rows: Ints) -> bool:
-        """Returns whether the draw of a row may have to be `settled`, for which the host must know it at once."""
+    def close_within(self, row: int, most: int) -> None:
+        """Has the constrained output of a row be complete within fewer tokens. most: tokens of the whole output."""
+        if (mask := self._masks.get(row)) is not None:
+            mask.close_within(most)
+
+    def needs_host(self, rows: Ints) -> bool:
+        """Returns whether the host must know the draws at once.
+
+        That of a row may have to be `settled`, or a search is to have its alternatives from changed logits.
+        """
+        if (self.asking[rows] & self.searching[rows]).any():
+            return True
         return bool(self._masks) and any(
             (mask := self._masks.get(row)) is not None and mask.soon for row in rows.tolist()
         )
@@ -114,12 +165,38 @@ class ProcessorRows:
         """
         kept = tokens
         for i, row in enumerate(rows.tolist()):
-            if (mask := self._masks.get(row)) is not None and mask.near:
+            if (mask := self._masks.get(row)) is not None and mask.near and not self.searching[row]:
                 token = mask.settled(int(tokens[i]))
                 if token != kept[i]:
                     kept = kept.copy() if kept is tokens else kept
                     kept[i] = token
         return kept
+
+    def offered(self, logits: Tensor, changed: Tensor, rows: Ints, most: Ints) -> Tensor:
+        """Returns logits of the alternatives to the draws: raw ones, but for hypotheses what they may go on with.
+
+        Args:
+            logits: [n, vocabulary] float32. Raw logits.
+            changed: [n, vocabulary] float32. What `apply` made of them.
+            rows: [n] int64. Batch row of each.
+            most: [n] int64. Alternatives of each.
+        """
+        (places,) = (self.asking[rows] & self.searching[rows]).nonzero()
+        if not len(places):
+            return logits
+        until = time.thread_time() + SLOW  # for all hypotheses together: other requests wait
+        where = torch.from_numpy(places).to(logits.device)
+        # Raw ones: a penalty or a bias is no part of a hypothesis' score.
+        left = logits[where].masked_fill(changed[where] == -torch.inf, -torch.inf)
+        for i, place in enumerate(places.tolist()):
+            if (mask := self._masks.get(int(rows[place]))) is not None and mask.near:
+                likeliest = torch.topk(left[i], min(int(most[place]), left.shape[1]))
+                tokens = likeliest.indices[likeliest.values > -torch.inf].tolist()
+                kept = torch.tensor(mask.closable(tokens, until), device=left.device)
+                narrow = torch.full_like(left[i], -torch.inf)
+                narrow[kept] = logits[int(place), kept]
+                left[i] = narrow
+        return logits.index_copy(0, where, left)
 
     def apply(self, logits: Tensor, rows: Ints, positions: Ints, keeps: bool = True, forbid: Forbid = forbid) -> Tensor:
         """Changes the logits of rows that have processors.

@@ -208,9 +208,11 @@ def sample(
         for part, draw in ((~draws.cut, ops.draw), (draws.cut, ops.draw_from_top)):
             if part.any():
                 tokens[random[part]] = draw(adjusted, draws.of(part))
+    wanted, offered = controls.top_logprobs[rows], logits
     if adjusting:
         tokens = controls.processors.settled(rows, tokens)
-    logprobs = logprobs_of(logits, tokens, controls.top_logprobs[rows], summary)
+        offered = controls.processors.offered(logits, adjusted, rows, wanted)
+    logprobs = logprobs_of(logits, tokens, wanted, summary, offered)
     none = best == -np.inf
     logprobs.chosen[none & (summary.best > -np.inf)] = 0.0  # of no token, and no sign of logits that are not finite
     return Drawn(np.where(none, NO_TOKEN, tokens).astype(np.int32), logprobs)
@@ -275,7 +277,9 @@ def draw_among(scaled: Tensor, ids: Tensor, draws: Draws, totals: Tensor | None 
     return ids.gather(1, torch.argmax(ordered + noise, -1, keepdim=True))[:, 0]
 
 
-def logprobs_of(logits: Tensor, tokens: Ints, wanted: Ints, summary: Summary) -> Logprobs:
+def logprobs_of(
+    logits: Tensor, tokens: Ints, wanted: Ints, summary: Summary, offered: Tensor | None = None
+) -> Logprobs:
     """Computes logprobs of drawn tokens and of their alternatives.
 
     Args:
@@ -284,7 +288,9 @@ def logprobs_of(logits: Tensor, tokens: Ints, wanted: Ints, summary: Summary) ->
         wanted: [n] int64. Alternatives of each row; -1 where it asked for no logprobs. Its `chosen` still counts for
             the score.
         summary: Summary of the logits.
+        offered: [n, vocabulary] float32. Logits with those at -inf that are to be no alternative; None: all may be.
     """
+    offered = logits if offered is None else offered
     picked = summary.best
     if tokens is not summary.tokens:
         picked = _host(logits.gather(1, on_device(logits, tokens)[:, None]))[:, 0]
@@ -292,8 +298,8 @@ def logprobs_of(logits: Tensor, tokens: Ints, wanted: Ints, summary: Summary) ->
     if k < 0:
         return Logprobs(chosen, np.zeros(n, np.int32), np.empty((n, 0), np.int32), np.empty((n, 0), np.float32))
     rank = (logits > on_device(logits, picked)[:, None]).sum(-1, dtype=torch.int32) + 1
-    ids = largest(logits, min(k, logits.shape[1]))
-    top = logits.gather(1, ids) - on_device(logits, summary.normal)[:, None]
+    ids = largest(offered, min(k, logits.shape[1]))
+    top = offered.gather(1, ids) - on_device(logits, summary.normal)[:, None]
     return Logprobs(chosen, _host(rank), _host(ids.int()), _host(top))
 
 

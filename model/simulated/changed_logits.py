@@ -3,13 +3,14 @@
 These few see the logits of the whole vocabulary. All others draw from their candidates alone.
 """
 
+import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.simulated.distribution import FLOOR, LOGITS, VOCABULARY, cumulative, drawn_ranks, uniform
-from model.structured.grammar_mask import FINITE, GrammarMask
+from model.structured.grammar_mask import FINITE, SLOW, GrammarMask
 from scheduler.controls import NO_LOGITS_PARAMS, Controls, LogitsParams
 from scheduler.step import NO_TOKEN
 
@@ -106,6 +107,21 @@ class ChangedRow:
         sums = cumulative(changed[order], self.controls)
         token = int(order[drawn_ranks(sums[None], np.array([noise]))[0]])
         return self.mask.settled(token) if self.mask is not None and self.mask.near else token
+
+    def offered(self, logits: Floats, position: int, most: int) -> tuple[Ints, NDArray[np.bool_]]:
+        """Returns the likeliest tokens after the changes, [most], likeliest first, and which of them are allowed.
+
+        Raises:
+            RequestFault: The constraint on the output cannot be kept.
+        """
+        allowed = self.changed(logits, position) > -np.inf
+        order = np.argsort(-np.where(allowed, logits, -np.inf), kind="stable")
+        if self.mask is not None and self.mask.near:
+            likeliest = [token for token in order[:most].tolist() if allowed[token]]
+            kept = self.mask.closable(likeliest, time.thread_time() + SLOW)
+            allowed = np.isin(np.arange(VOCABULARY), kept)
+            order = np.argsort(-np.where(allowed, logits, -np.inf), kind="stable")
+        return order[:most], allowed[order[:most]]
 
 
 def _masked(logits: Floats, mask: GrammarMask) -> Floats:

@@ -44,6 +44,8 @@ class SimulatedExecutor:
             rows.join(join)
         for row, token in plan.forced.tolist():
             rows.force(row, token)
+        for row, most in plan.closing.tolist():
+            rows.close_within(row, most)
         parts = rows.prompt_parts(plan.slices.tolist())
         drawing = plan.logits[:, 1].astype(np.int64)
         tokens, logprobs, faults = rows.draw(drawing, positions_of(plan) - rows.prompt[drawing] + 1)

@@ -30,6 +30,7 @@ from scheduler.events import Logprobs
 from scheduler.step import FAULTED, Ints, Join
 
 Places = NDArray[np.int64]
+Floats = NDArray[np.float64]
 NEVER = -1
 RANKS = np.arange(CANDIDATES)
 WITH_OTHERS = np.append(LOGPROBS, LOGPROBS[0] + np.float32(FLOOR))
@@ -93,9 +94,15 @@ class SimulatedRows:
 
     def force(self, row: int, token: int) -> None:
         """Replaces the token that a row drew last."""
-        changed = self._changed.get(row)  # never a constrained one: these are no beams, and have no drafts
-        if changed is not None and changed.output:
-            changed.output[-1] = token
+        changed = self._changed.get(row)
+        if changed is not None and changed.controls.searching:
+            changed.drew(token)
+
+    def close_within(self, row: int, most: int) -> None:
+        """Has the constrained output of a row be complete within fewer tokens. most: tokens of the whole output."""
+        changed = self._changed.get(row)
+        if changed is not None and changed.mask is not None:
+            changed.mask.close_within(most)
 
     def draw(self, rows: Places, positions: Places) -> tuple[Ints, Logprobs, tuple[tuple[int, str], ...]]:
         """Draws a token for each of these rows.
@@ -113,30 +120,47 @@ class SimulatedRows:
         ranks = np.where(ends, 0, drawn_ranks(self._sums[rows], noise))
         tokens = np.where(ends, END, candidates(first, ranks))
         chosen, place = LOGPROBS[ranks], ranks + 1
-        faults = list[tuple[int, str]]()
+        wanted = int(self._top[rows].max(initial=-1))
+        offers, faults = dict[int, tuple[Places, Floats]](), list[tuple[int, str]]()
         for i in [i for i, row in enumerate(rows.tolist()) if row in self._changed] if self._changed else ():
-            row, ids = int(rows[i]), candidates(first[i], RANKS)
+            row, position = int(rows[i]), int(positions[i])
+            ids, end = candidates(first[i], RANKS), self._is_end(row, position)
+            likely, logits = np.append(END, ids)[:CANDIDATES] if end else ids, whole_logits(ids, end, END)
             try:
-                tokens[i], rank = self._draw_changed(row, int(positions[i]), ids, bool(ends[i]), float(noise[i]))
+                tokens[i], rank = self._draw_changed(row, position, likely, logits, float(noise[i]))
+                if self._changed[row].controls.searching:
+                    offers[i] = self._offered(row, position, likely, logits, wanted)
             except RequestFault as fault:
                 faults.append((row, str(fault)))
                 tokens[i], rank = FAULTED, CANDIDATES
             chosen[i] = WITH_OTHERS[rank] if tokens[i] >= 0 else 0.0
             place[i] = rank + 1
-        wanted = int(self._top[rows].max(initial=-1))
-        ids = _alternatives(first, ends, wanted)
-        return tokens.astype(np.int32), logprobs_of(ids, chosen, place), tuple(faults)
+        logprobs = logprobs_of(_alternatives(first, ends, wanted), chosen, place)
+        for i, (ids, top) in offers.items():
+            logprobs.top_ids[i], logprobs.top[i] = ids, top
+        return tokens.astype(np.int32), logprobs, tuple(faults)
 
-    def _draw_changed(self, row: int, position: int, ids: Places, end: bool, noise: float) -> tuple[int, int]:
-        """Returns the token that a row with changed logits draws, and its place among the candidates."""
+    def _is_end(self, row: int, position: int) -> bool:
+        """Returns whether END is the likeliest token of a row with changed logits, before the changes."""
+        end = int(self._end[row])
+        if self._changed[row].mask is not None:  # an output that is not complete goes on, and ends as soon as it is
+            return end != NEVER and position >= end
+        return position == end
+
+    def _draw_changed(self, row: int, position: int, likely: Places, logits: Floats, noise: float) -> tuple[int, int]:
+        """Returns the token that a row with changed logits draws, and its place among the likeliest."""
         changed = self._changed[row]
-        if changed.mask is not None:  # an output that is not complete at its end goes on, and ends as soon as it is
-            end = self._end[row] != NEVER and position >= int(self._end[row])
-        token = changed.draw(whole_logits(ids, end, END), position, noise)
-        if token >= 0:
+        token = changed.draw(logits, position, noise)
+        if token >= 0 and not changed.controls.searching:
             changed.drew(token)
-        found = np.flatnonzero((np.append(END, ids) if end else ids)[:CANDIDATES] == token)
+        found = np.flatnonzero(likely == token)
         return token, int(found[0]) if len(found) else CANDIDATES
+
+    def _offered(self, row: int, position: int, likely: Places, logits: Floats, most: int) -> tuple[Places, Floats]:
+        """Returns what a hypothesis may go on with: ids [most], likeliest first, and logprobs, -inf of others."""
+        ids, allowed = self._changed[row].offered(logits, position, most)
+        places = [int(found[0]) if len(found := np.flatnonzero(likely == one)) else CANDIDATES for one in ids.tolist()]
+        return ids, np.where(allowed, WITH_OTHERS[places], -np.inf)
 
     def prompt_parts(self, slices: Iterable[list[int]]) -> tuple[tuple[int, int, Logprobs], ...]:
         """Returns the logprobs of prompt tokens that are due. slices: as in the plan."""

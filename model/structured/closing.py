@@ -5,6 +5,9 @@ the output behind it has a completion that fits too. Else the completion's next 
 can be completed within its tokens is complete at the end. It is not where a completion is so long that none fits when
 it is first looked for, or where none is found in the time of a search.
 
+An output may also be asked to be complete within fewer tokens, as its time runs out. Then a completion that does not
+fit these is followed too, as far as it fits all tokens.
+
 Within reasoning any text may follow, so that no search would find its end. A completion there begins with the tokens of
 that end.
 
@@ -35,7 +38,8 @@ class Closing:
             shortest: Tokens of a short output.
             reasoning_end: Tokens that end the reasoning, which may come first; () where there is none.
         """
-        self._completions, self._most, self._longest = completions, most, shortest
+        self._completions, self._longest = completions, shortest
+        self._all = self._most = most  # tokens that it may have, and within which it is to be complete
         self._end, self._end_text = [*reasoning_end], completions.text(reasoning_end)
         self._tail = b""  # of the output, while its reasoning is not over
         self._position = 0  # of the next draw
@@ -72,9 +76,9 @@ class Closing:
             matcher: The constraint before the token. It is not changed.
             token: The drawn token.
         """
-        left = self._most - self._position
-        if (path := self._path_here(matcher, left)) is None:
+        if (path := self._path_here(matcher)) is None:
             return token
+        left = self._left(path)
         behind = self._path_behind(matcher, path, token, left - 1)
         if behind is None or len(behind) >= left:
             token, behind = (path[0], path[1:]) if path else (self._completions.end, [])
@@ -89,11 +93,10 @@ class Closing:
             token: The token.
         """
         if self.near:
-            left = self._most - self._position
-            if (path := self._path_here(matcher, left)) is not None:
+            if (path := self._path_here(matcher)) is not None:
                 known = self._next is not None and self._next[0] == token
-                behind = self._next[1] if known and self._next else None
-                self._path = behind if known else self._path_behind(matcher, path, token, left - 1)
+                behind, room = self._next[1] if known and self._next else None, self._all - self._position - 1
+                self._path = behind if known else self._path_behind(matcher, path, token, room)
                 self._given_up = self._path is None
         elif not self._given_up and (self._position + self._offset) % EVERY == 0:
             path = self._find(matcher, ANY)
@@ -104,8 +107,17 @@ class Closing:
         self._next = None
         self._position += 1
 
-    def _path_here(self, matcher: Matcher, left: int) -> list[int] | None:
+    def close_within(self, most: int) -> None:
+        """Has the output be complete within fewer tokens, where it can. most: tokens of the whole output."""
+        self._most = min(self._most, most)
+
+    def _left(self, path: Sequence[int]) -> int:
+        """Returns within how many tokens the output is to be complete. path: completes it so far."""
+        return max(self._most - self._position, len(path))
+
+    def _path_here(self, matcher: Matcher) -> list[int] | None:
         """Returns a completion that fits; None where none is found, and from then on."""
+        left = self._all - self._position
         if self._path is None:
             self._path = self._find(matcher, left)
         self._given_up = self._path is None or len(self._path) > left

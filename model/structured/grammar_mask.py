@@ -1,5 +1,6 @@
 """The constraint on an output: which tokens may come next, so that it can be completed. Imports no torch."""
 
+import copy
 import time
 from collections.abc import Sequence
 from typing import Self
@@ -74,6 +75,11 @@ class GrammarMask:
         """Whether that may be so, while the token of one draw is not known yet."""
         return self._closing is not None and self._closing.soon
 
+    def close_within(self, most: int) -> None:
+        """Has the output be complete within fewer tokens, where it can. most: of the whole output."""
+        if self._closing is not None:
+            self._closing.close_within(most)
+
     def drew(self, token: int) -> None:
         """Records the next output token."""
         if self._closing is not None and not isinstance(self._matcher, RequestFault):
@@ -98,6 +104,31 @@ class GrammarMask:
         if self._closing is None or isinstance(self._matcher, RequestFault):
             return token
         return self._closing.settled(self._matcher, token)
+
+    def closable(self, tokens: Sequence[int], until: float) -> list[int]:
+        """Returns tokens that a search may go on with: the output behind each can be completed in time.
+
+        Args:
+            tokens: The likeliest allowed ones, likeliest first.
+            until: Processor time of this thread, after which no more than the first one is looked at.
+
+        Returns:
+            Those of them that are kept, and a completion's next token where one is not.
+        """
+        kept = list[int]()
+        for token in tokens:
+            kept.append(self.settled(token))
+            if time.thread_time() > until:
+                break
+        return list(dict.fromkeys(kept))
+
+    def copy(self) -> "GrammarMask":
+        """Returns a mask in the same state, which goes on by itself."""
+        made = copy.copy(self)
+        if not isinstance(self._matcher, RequestFault):
+            made._matcher = self._matcher.deep_copy()
+        made._closing = copy.copy(self._closing)
+        return made
 
     @property
     def is_forced(self) -> bool:

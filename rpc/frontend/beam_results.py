@@ -33,7 +33,7 @@ class BeamResultReader:
     Args:
         pacer: Shares the loop's time among the results.
         arrived: Called on the loop with the tokens of a result.
-        ended: Called on the loop when the request of a result has ended.
+        end: Called on the loop with each end of a result that is read.
         unreadable: Called on the loop, in the handler of the exception that a result raised.
     """
 
@@ -41,10 +41,10 @@ class BeamResultReader:
         self,
         pacer: Pacer,
         arrived: Callable[[Arrivals], None],
-        ended: Callable[[Live], None],
+        end: Callable[[Live, End], None],
         unreadable: Callable[[Live], None],
     ) -> None:
-        self._pacer, self._arrived, self._ended, self._unreadable = pacer, arrived, ended, unreadable
+        self._pacer, self._arrived, self._end, self._unreadable = pacer, arrived, end, unreadable
         self._unread: dict[Live, BeamResult] = {}
 
     def __len__(self) -> int:
@@ -78,15 +78,13 @@ class BeamResultReader:
     async def _read(self, live: Live, result: BeamResult, now: float) -> None:
         try:
             await self._pacer.run(self._accept(live, result, now))
-            del self._unread[live]
-            for end in result.ends:
-                live.stream.end(end)
         except Exception:
             self._unread.pop(live, None)
             self._unreadable(live)
             return
-        if live.stream.ended:
-            self._ended(live)
+        del self._unread[live]
+        for end in result.ends:
+            self._end(live, end)
 
     def _accept(self, live: Live, result: BeamResult, now: float) -> Work[None]:
         arrivals = Arrivals(now)

@@ -60,7 +60,7 @@ class Delivery:
     ) -> None:
         self._live, self._requests, self._backlog = live, requests, backlog
         self._metrics, self._slo = metrics, slo
-        self._beam_results = BeamResultReader(pacer, self._observe, requests.has_ended, self._unreadable)
+        self._beam_results = BeamResultReader(pacer, self._observe, self._end_read, self._unreadable)
         self._questions = EndQuestions(self._observe, self._stopped, self._went_on, requests.cut_off, self._unreadable)
 
     @property
@@ -90,8 +90,11 @@ class Delivery:
 
     def end(self, live: Live, end: events.End) -> None:
         """Ends a sequence of the request, but not before a result that is being read."""
-        if self._beam_results.defer_end(live, end):
-            return
+        if not self._beam_results.defer_end(live, end):
+            self._end_read(live, end)
+
+    def _end_read(self, live: Live, end: events.End) -> None:
+        """Ends a sequence all of whose tokens are read."""
         with self.contained(live):
             live.stream.end(end)
         if not live.stream.ended and live.stream.sequences[end.index].question is not None:

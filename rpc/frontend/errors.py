@@ -45,7 +45,7 @@ def failed_end(end: End) -> RequestFailed | None:
             return RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_TIMEOUT", end.message, retry_after=end.retry_after)
         case EndReason.STUCK:
             message = "allowed_token_ids, bad_words, min_tokens and structured_output together leave no token to draw"
-            return RequestFailed("INVALID_ARGUMENT", "NO_TOKEN_LEFT", message, field="sampling")
+            return RequestFailed("INVALID_ARGUMENT", "NO_TOKEN_LEFT", end.message or message, field="sampling")
         case EndReason.FAULT:
             return RequestFailed("INTERNAL", "REQUEST_FAULT", f"this request could not be computed: {end.message}")
         case EndReason.ENGINE_FAILED:

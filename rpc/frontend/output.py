@@ -6,6 +6,7 @@ Under a constraint a sequence may have a `question`, on whose answer its end dep
 tokens that come meanwhile are kept, and so is its end.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -375,7 +376,7 @@ class SequenceOutput:
 
 
 def logprobs_at(step: Logprobs, i: int, token: int, wanted: int) -> list[TokenLogprob]:
-    """Returns the log probabilities of one token and its alternatives.
+    """Returns the log probabilities of one token and its alternatives, without those that a constraint forbids.
 
     Args:
         step: Log probabilities of a step's tokens.
@@ -386,4 +387,4 @@ def logprobs_at(step: Logprobs, i: int, token: int, wanted: int) -> list[TokenLo
     chosen = TokenLogprob(token, float(step.chosen[i]), int(step.rank[i]))
     wanted = max(0, wanted)
     top = zip(step.top_ids[i, :wanted].tolist(), step.top[i, :wanted].tolist(), strict=True)
-    return [chosen, *(TokenLogprob(t, p, rank) for rank, (t, p) in enumerate(top, 1) if t != token)]
+    return [chosen, *(TokenLogprob(t, p, rank) for rank, (t, p) in enumerate(top, 1) if t != token and p > -math.inf)]

@@ -1,6 +1,7 @@
 """Beam search through the public API, on a real server."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 
 import grpc
@@ -123,3 +124,32 @@ def test_a_client_that_leaves_ends_the_search(server: RunningServer, channel: gr
     server.wait_for_metric("quire_num_requests_running", 0)
     server.wait_for_metric("quire_kv_pages_used", 0)
     assert server.metrics()["quire_requests_total{cancelled}"] == before + 1, "it ended by itself"
+
+
+@pytest.mark.parametrize("most", [9, 40])
+def test_every_hypothesis_keeps_a_constraint(server: RunningServer, channel: grpc.Channel, most: int) -> None:
+    """Closed in time too: what takes all tokens says so."""
+
+    def constrained(spec: pb.GenerationSpec) -> None:
+        spec.structured_output.regex = "<([a-z]+ ?)+>"
+        spec.stopping.ignore_eos = False
+        spec.stopping.max_tokens = most
+
+    sequences = server.stub(channel).Generate(pb.GenerateRequest(spec=request_of(constrained).spec)).sequences
+    assert len({one.text for one in sequences}) == COUNT
+    assert all(re.fullmatch("<([a-z]+ ?)+>", one.text) for one in sequences)
+    assert {one.finish_reason for one in sequences} <= {pb.FINISH_REASON_STOP, pb.FINISH_REASON_CLOSED}
+    messages = list(server.stub(channel).StreamGenerate(request_of(constrained)))
+    assert ["".join(d.text for m in messages for d in m.deltas if d.index == one.index) for one in sequences] == [
+        one.text for one in sequences
+    ]
+
+
+def test_a_search_with_too_few_outputs_says_how_many_there_are(server: RunningServer, channel: grpc.Channel) -> None:
+    def two(spec: pb.GenerationSpec) -> None:
+        spec.structured_output.choice.texts.extend(["yes", "no"])
+        spec.stopping.ignore_eos = False
+
+    with pytest.raises(grpc.RpcError, match="structured_output has 2 outputs, sequence_count is 3") as refused:
+        server.stub(channel).Generate(pb.GenerateRequest(spec=request_of(two).spec))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits, ModelDefaults
-from scheduler.parameters import Beam, Sampling, Stopping
+from scheduler.parameters import Stopping
 from scheduler.resolve import check_structured, resolve
 from scheduler.settings import RequestLimits
 from scheduler.spec import Spec
@@ -72,7 +72,6 @@ def check(structured: Structured, limits: Limits = LIMITS, **beside: Any) -> Non
 @pytest.mark.parametrize(
     ("beside", "field"),
     [
-        ({"sampling": Sampling(beam=Beam(2))}, "sampling.beam_search"),
         ({"stopping": Stopping(stop_token_ids=(5,))}, "stopping.stop_token_ids"),
         ({"stopping": Stopping(ignore_eos=True)}, "stopping.ignore_eos"),
         ({"limits": Limits(320, 256, 4096, 8)}, "structured_output.regex"),

@@ -7,7 +7,7 @@ import pytest
 from scheduler.bounds import check_chat
 from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits
-from scheduler.parameters import Beam, Sampling, Stopping
+from scheduler.parameters import Stopping
 from scheduler.prompts import Chat, ChatMessage
 from scheduler.resolve import check_tool_use
 from scheduler.settings import RequestLimits
@@ -55,8 +55,6 @@ CALL = ToolCall("i", "one", "{}")
         (lambda: object_of("{", "x"), "x"),
         (lambda: object_of('{"a": NaN}', "x"), "x"),
         (lambda: object_of("[" * 10**5, "x"), "x"),
-        (lambda: check_tool_use(asked(REQUIRED, sampling=Sampling(beam=Beam(2))), REQUIRED, LIMITS),
-         "sampling.beam_search"),
         (lambda: check_tool_use(asked(REQUIRED, stopping=Stopping(stop_token_ids=(1,))), REQUIRED, LIMITS),
          "stopping.stop_token_ids"),
         (lambda: check_tool_use(asked(REQUIRED, stopping=Stopping(ignore_eos=True)), REQUIRED, LIMITS),
