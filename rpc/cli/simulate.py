@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -24,6 +24,7 @@ from scheduler.scaling_settings import ScalingSettings
 if TYPE_CHECKING:
     from rpc.simulation.planning import Trial
     from rpc.simulation.scenario import Scenario
+    from rpc.simulation.tenants import TenantFigures
 
 PANELS: dict[type, str | None] = {
     TrafficSettings: "Traffic",
@@ -31,6 +32,16 @@ PANELS: dict[type, str | None] = {
     Changes: "Changed settings of the engines",
 }
 ERRORS = (OSError, ValueError, OverflowError, MemoryError, csv.Error)  # of files that are no traces or profiles, too
+TENANT_COLUMNS = {
+    "requests": "requests",
+    "refused": "refused",
+    "output tokens": "output tokens",
+    "ttft p50": "first token, s, p50",
+    "ttft p99": "first token, s, p99",
+    "tpot p50": "a token after it, s, p50",
+    "tpot p99": "a token after it, s, p99",
+}
+"""Figures of a tenant, by the heading of their column."""
 
 Slo = Annotated[
     str | None,
@@ -54,6 +65,7 @@ def simulate(
     A step takes as long as the costs of the engine's profile say. Two simulations with one seed are equal.
     """
     from rpc.simulation.served import Targets, finite
+    from rpc.simulation.tenants import by_tenant
 
     try:
         targets = Targets() if slo is None else parse_slo(slo)
@@ -65,19 +77,27 @@ def simulate(
         figures = serving.figures()
         if slo is not None:
             figures["within targets"] = serving.met(targets)
+        tenants = by_tenant(scenario.traffic, serving.ledger)
         if html is not None:
             from rpc.simulation.page import draw, save
 
             title = f"{values['trace']} on {scenario.engine}"
-            save(draw(serving, cluster.samples, targets, title), [_rows(figures), _about(scenario)], title, html)
+            tables = _rows(figures), _tenant_table(tenants), _about(scenario)
+            picture = draw(serving, cluster.samples, targets, title, tenants)
+            save(picture, [table for table in tables if table], title, html)
     except ERRORS as error:  # also a RecordingError
         fail(error)
     if as_json:
         about = {"engine": scenario.engine, "costs": scenario.source, "shrink": scenario.shrink}
-        print(json.dumps({**about, "digest": serving.digest(), "figures": finite(figures)}))
+        each = [{"tenant": one.tenant, **finite(one.figures)} for one in tenants]
+        print(json.dumps({**about, "digest": serving.digest(), "figures": finite(figures), "tenants": each}))
         return
     _print_about(scenario)
     print_table(("", "simulated"), _rows(figures), (), ("simulated",))
+    if tenants:
+        print()
+        heading, *rows = _tenant_table(tenants)
+        print_table(heading, rows, (), heading[1:])
 
 
 @with_settings(PANELS)
@@ -190,6 +210,12 @@ def _about(scenario: "Scenario") -> list[list[str]]:
 
 def _rows(figures: Mapping[str, float]) -> list[list[str]]:
     return [[name, written(value)] for name, value in figures.items()]
+
+
+def _tenant_table(tenants: Sequence["TenantFigures"]) -> list[list[str]]:
+    """Returns a heading and a row for each tenant; nothing without tenants."""
+    rows = [[one.tenant, *(written(one.figures[name]) for name in TENANT_COLUMNS.values())] for one in tenants]
+    return [["tenant", *TENANT_COLUMNS], *rows] if rows else []
 
 
 def _said(trial: "Trial") -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rpc.simulation.cluster import COLUMNS
 from rpc.simulation.served import Serving, Targets
+from rpc.simulation.tenants import PERCENTILES, TPOT, TTFT, TenantFigures
 
 SHOWN = 99.5  # percentile of latencies at which axes end: a few would leave no room for the others
 COLOURS = ("#1f5fa8", "#c8641e", "#3a8a4d")
@@ -19,18 +20,26 @@ COLOURS = ("#1f5fa8", "#c8641e", "#3a8a4d")
 Floats = NDArray[np.float64]
 
 
-def draw(serving: Serving, samples: Sequence[tuple[float, ...]], targets: Targets, title: str) -> Figure:
-    """Draws latencies, and the state of the deployment over time.
+def draw(
+    serving: Serving,
+    samples: Sequence[tuple[float, ...]],
+    targets: Targets,
+    title: str,
+    tenants: Sequence[TenantFigures] = (),
+) -> Figure:
+    """Draws latencies, the state of the deployment over time, and the latencies of tenants.
 
     Args:
         serving: How requests were served.
         samples: Rows of `COLUMNS`.
         targets: Latencies that are marked.
         title: Title of the figure.
+        tenants: Figures by tenant; nothing is drawn of them where there are none.
     """
-    figure = Figure(figsize=(11, 10), layout="constrained")
+    rows = 4 if tenants else 3
+    figure = Figure(figsize=(11, 10 / 3 * rows), layout="constrained")
     figure.suptitle(title)
-    panels = figure.subplots(3, 2).flat
+    panels = figure.subplots(rows, 2).flat
     _shares(panels[0], {"TTFT": serving.firsts}, targets.ttft)
     _shares(panels[1], {"ITL": serving.ledger.gaps, "TPOT": serving.others}, targets.itl)
     over = dict(zip(COLUMNS, np.array(samples, np.float64).reshape(-1, len(COLUMNS)).T, strict=True))
@@ -40,6 +49,9 @@ def draw(serving: Serving, samples: Sequence[tuple[float, ...]], targets: Target
     shares = {"KV pages in use": over["pages in use"], "prefix hits so far": over["prefix hits"]}
     _lines(panels[4], seconds, shares, "share")
     _lines(panels[5], seconds, {"preemptions so far": over["preemptions"]}, "preemptions")
+    if tenants:
+        _bars(panels[6], tenants, TTFT, "TTFT by tenant")
+        _bars(panels[7], tenants, TPOT, "TPOT by tenant")
     return figure
 
 
@@ -69,6 +81,19 @@ def _lines(axes: Axes, seconds: Floats, lines: Mapping[str, Floats], unit: str) 
     for (name, values), colour in zip(lines.items(), COLOURS, strict=False):
         axes.plot(seconds, values, label=name, color=colour)
     axes.set(xlabel="seconds", ylabel=unit, ylim=(0, None))
+    axes.legend(loc="best")
+
+
+def _bars(axes: Axes, tenants: Sequence[TenantFigures], latency: str, title: str) -> None:
+    """Draws percentiles of a latency of each tenant. One that is not known has no bar."""
+    places, height = np.arange(len(tenants)), 0.8 / len(PERCENTILES)
+    for i, (percent, colour) in enumerate(zip(PERCENTILES, COLOURS, strict=False)):
+        values = [1000 * one.figures[f"{latency}, p{percent}"] for one in tenants]
+        axes.barh(places + (i - (len(PERCENTILES) - 1) / 2) * height, values, height, label=f"p{percent}", color=colour)
+    axes.set_yticks(places, [one.tenant for one in tenants])
+    axes.invert_yaxis()  # the largest tenant is at the top
+    axes.set(xlabel="milliseconds", xlim=(0, None))
+    axes.set_title(title)
     axes.legend(loc="best")
 
 

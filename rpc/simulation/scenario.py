@@ -14,6 +14,7 @@ from rpc.simulation.engine import Draws
 from rpc.simulation.recorded import Trace, recorded_draws, recorded_holds, recorded_stops, recorded_traffic
 from rpc.simulation.served import Ledger
 from rpc.simulation.settings import DeploymentSettings, EngineSettings, TrafficSettings
+from rpc.simulation.tenants import with_tenants
 from rpc.simulation.traffic import Timed, submits
 from scheduler.profile import Profile, read_profile
 from scheduler.scaling_settings import ScalingSettings
@@ -85,6 +86,8 @@ def scenario_of(
         profile = known if engines.profile is None else read_profile(engines.profile)
         if traffic.deadline is not None:
             raise ValueError("--deadline does not go with a recording, whose clients have their own")
+        if traffic.tenants is not None:
+            raise ValueError("--tenants does not go with a recording, whose requests have their own")
         most = traffic.requests or len(trace.requests)
         events = [one for one in recorded_traffic(trace, traffic.speed) if one.request < most]
         held, stops = recorded_holds(trace), recorded_stops(trace)
@@ -100,6 +103,8 @@ def scenario_of(
     shrink, fitting = shrink_of(arrivals, longest), scaled(arrivals, longest, traffic.speed)
     page_size = profile.blueprint.layout.page_size
     timed = submits(fitting, page_size, shrink, traffic.deadline)
+    if traffic.tenants is not None:
+        timed = with_tenants(timed, traffic.tenants, engines.seed)
     return Scenario(made(profile), timed, fillers, profile.name, profile.source, shrink)
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,6 +93,24 @@ class Ledger:
         return firsts, gaps
 
     @property
+    def ttft(self) -> Floats:
+        """[n] Seconds to the first token of each request; NaN without one."""
+        return self.first - self.came
+
+    @property
+    def tpot(self) -> Floats:
+        """[n] Mean seconds of a token after the first one, of each request; NaN without such a token."""
+        others = self.others
+        found = np.full(len(others), np.nan)
+        np.divide(self.last - self.first, others, out=found, where=others > 0)
+        return found
+
+    @property
+    def others(self) -> Floats:
+        """[n] Mean number of tokens after the first one, of the sequences of each request."""
+        return np.maximum(self.tokens / self.sequences - 1, 0.0)
+
+    @property
     def gaps(self) -> Floats:
         """Seconds between two tokens, of all requests. Tokens that came together count as one."""
         return np.concatenate(self._gaps) if self._gaps else np.empty(0)
@@ -129,20 +147,12 @@ class Serving:
     @property
     def firsts(self) -> Floats:
         """Seconds to the first token, of requests that had one."""
-        seconds = self.ledger.first - self.ledger.came
-        return seconds[~np.isnan(seconds)]
+        return _known(self.ledger.ttft)
 
     @property
     def others(self) -> Floats:
         """Mean seconds of a token after the first one, of requests that had several tokens."""
-        ledger = self.ledger
-        others = self._others()
-        several = others > 0
-        return (ledger.last - ledger.first)[several] / others[several]
-
-    def _others(self) -> Floats:
-        """Returns the mean number of tokens after the first one, of the sequences of each request."""
-        return np.maximum(self.ledger.tokens / self.ledger.sequences - 1, 0.0)
+        return _known(self.ledger.tpot)
 
     def met(self, targets: Targets) -> float:
         """Returns the share of requests that were served to their end within targets, of all that came.
@@ -154,9 +164,9 @@ class Serving:
         whole[[request for request, reason in ledger.reasons.items() if reason in WHOLE]] = True
         whole[list(ledger.cut)] = False
         if targets.ttft is not None:
-            whole &= ledger.first - ledger.came <= targets.ttft
+            whole &= ledger.ttft <= targets.ttft
         if targets.itl is not None:
-            whole &= ledger.last - ledger.first <= targets.itl * self._others() + 1e-9
+            whole &= ledger.last - ledger.first <= targets.itl * ledger.others + 1e-9
         return float(whole.mean()) if len(whole) else 0.0
 
     def digest(self) -> str:
@@ -181,18 +191,24 @@ class Serving:
             "seconds": self.seconds,
             "busy part": self.busy / self.engine_seconds if self.engine_seconds else 0.0,
             "tokens a second": tokens / self.seconds if self.seconds else 0.0,
-            **_percentiles("first token, s", self.firsts),
-            **_percentiles("a token after it, s", self.others),
-            **_percentiles("between two tokens, s", self.ledger.gaps),
-            **_percentiles("whole request, s", lasted[~np.isnan(lasted)]),
+            **percentiles("first token, s", ledger.ttft),
+            **percentiles("a token after it, s", ledger.tpot),
+            **percentiles("between two tokens, s", ledger.gaps),
+            **percentiles("whole request, s", lasted),
             "preemptions": self.preemptions,
             "prefix hits": self.hits / self.queries if self.queries else 0.0,
         }
 
 
-def _percentiles(name: str, values: Floats) -> dict[str, float]:
-    found = np.percentile(values, PERCENTILES).tolist() if len(values) else [math.nan] * len(PERCENTILES)
-    return {f"{name}, p{percent}": value for percent, value in zip(PERCENTILES, found, strict=True)}
+def percentiles(name: str, values: Floats, wanted: Sequence[int] = PERCENTILES) -> dict[str, float]:
+    """Returns percentiles by name, of the values that are known; NaN where none is."""
+    known = _known(values)
+    found = np.percentile(known, wanted).tolist() if len(known) else [math.nan] * len(wanted)
+    return {f"{name}, p{percent}": value for percent, value in zip(wanted, found, strict=True)}
+
+
+def _known(values: Floats) -> Floats:
+    return values[~np.isnan(values)]
 
 
 def finite(figures: Mapping[str, float]) -> dict[str, float | None]:

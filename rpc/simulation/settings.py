@@ -9,6 +9,7 @@ from rpc.simulation.served import Targets
 
 FORMATS = ("azure", "mooncake", "recorded")
 UNITS = {"ms": 1e-3, "s": 1.0}
+MOST_TENANTS = 100_000
 SLO = re.compile(r"(ttft|itl)=([0-9]+(?:\.[0-9]+)?)(ms|s)")
 
 
@@ -30,6 +31,15 @@ class TrafficSettings:
     speed: float = field(default=1.0, metadata={"help": "Factor of the arrivals' rate."})
     deadline: float | None = field(
         default=None, metadata={"help": "Seconds that each client waits for its whole output. Unset: without end."}
+    )
+    tenants: int | None = field(
+        default=None,
+        metadata={
+            "help": "Number of tenants that the requests of a trace are dealt to, by a draw with --seed: number n gets "
+            "a part in proportion to 1/n (Zipf's law). Unset: one tenant. Recordings have their own.",
+            "min": 1,
+            "max": MOST_TENANTS,
+        },
     )
 
     def __post_init__(self) -> None:
@@ -62,7 +72,7 @@ class EngineSettings:
         default="cost",
         metadata={"help": "Router: cost (that of `quire serve`), least-requests, random or round-robin."},
     )
-    seed: int = field(default=0, metadata={"help": "Seed of the router's choices."})
+    seed: int = field(default=0, metadata={"help": "Seed of the router's choices, and of the draw of --tenants."})
 
 
 @dataclass(frozen=True, slots=True)

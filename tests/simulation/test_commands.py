@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cache_manager.block_hash import Scope
 from rpc.simulation.recorded import Trace
 from scheduler.profile import Profile
 from scheduler.replaying import Recording
@@ -77,6 +78,43 @@ def test_the_page_needs_no_other_file(trace: Path, profile: Path, tmp_path: Path
     assert "within targets" in text
     assert "<svg" in text
     assert not re.search(r"<script|(?:src|href)=\"(?!#)", text)
+
+
+def test_tenants_have_figures_in_text_json_and_on_the_page(trace: Path, profile: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    asked = ("simulate", "--trace", str(trace), "--profile", str(profile), "--html", str(page))
+    assert json.loads(run(*asked, "--json").stdout)["tenants"] == []
+    assert "TTFT by tenant" not in page.read_text()
+    first, second = (json.loads(run(*asked, "--tenants", "12", "--json").stdout) for _ in range(2))
+    assert first == second
+    assert sum(one["requests"] for one in first["tenants"]) == 40
+    assert len(first["tenants"]) <= 11
+    largest = first["tenants"][0]
+    assert largest["tenant"] == "tenant-1"
+    assert largest["output tokens"] == 20 * largest["requests"]
+    text = page.read_text()
+    assert all(f">{word}<" in text for word in ("tenant-1", "tpot p99", "output tokens"))
+    assert "<!-- TTFT by tenant -->" in text
+    row = next(line for line in run(*asked, "--tenants", "12").stdout.splitlines() if line.startswith("tenant-1 "))
+    assert row.split()[1] == str(largest["requests"])
+    other = json.loads(run(*asked, "--tenants", "12", "--seed", "1", "--json").stdout)
+    assert other["tenants"] != first["tenants"]
+
+
+def test_tenants_of_a_recording_are_kept(tmp_path: Path) -> None:
+    coming = [
+        (at, replace(one, request=replace(one.request, scope=Scope(tenant=("default", "Ann", "Bob")[number % 3]))))
+        for number, (at, one) in enumerate(submits(30, 8.0, 3))
+    ]
+    lines: list[str] = []
+    served(coming, blueprint(), CPU, lines)
+    path = tmp_path / "engine.rec"
+    path.write_text("".join(lines))
+    found = json.loads(run("simulate", "--trace", str(path), "--json").stdout)["tenants"]
+    assert {one["tenant"]: one["requests"] for one in found} == {"default": 10, "tenant-1": 10, "tenant-2": 10}
+    done = run("simulate", "--trace", str(path), "--tenants", "3")
+    assert done.exit_code == 1
+    assert "--tenants does not go with a recording, whose requests have their own" in done.stderr
 
 
 def test_faults_and_autoscaling_are_simulated(trace: Path, profile: Path, tmp_path: Path) -> None:
