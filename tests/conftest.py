@@ -40,13 +40,22 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks cases that samples leave out. Tests with servers come first, which take longest: the end is short."""
+    """Marks cases that samples leave out, and leaves out those of other parts.
+
+    Tests that run folders of tests come first, then those with servers: they take longest, and the end is short.
+    """
     mark_beyond_samples(items)
     if others := beyond_part(items):
         config.hook.pytest_deselected(items=others)
         left = {*others}
         items[:] = [item for item in items if item not in left]
-    items.sort(key=lambda item: not {"e2e", "chaos"} & {*item.path.parts})
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    if item.get_closest_marker("every_part") is not None:
+        return 0
+    return 1 if {"e2e", "chaos"} & {*item.path.parts} else 2
 
 
 @pytest.fixture(scope="session")

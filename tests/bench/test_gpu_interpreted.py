@@ -12,6 +12,7 @@ from tests.support.interpreted import SECONDS, check_interpreted
 @pytest.mark.skipif(torch.cuda.is_available(), reason="they run on the GPU")
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.slow
+@pytest.mark.every_part
 def test_sections_in_the_interpreter() -> None:
     check_interpreted("tests/bench/gpu_kernels")
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-MANY = 12  # cases of a test, from which on a run of one part leaves some out
-
 
 def few(name: str, cases: Iterable[Any], quick: Collection[Any]) -> Callable[[Any], Any]:
     """Parametrizes a test with cases, of which all but a few are slow.
@@ -46,10 +44,10 @@ def mark_beyond_samples(items: Sequence[pytest.Item]) -> None:
 
 
 def beyond_part(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Returns the cases that a run of one part leaves out; none where `TEST_PART` is not set.
+    """Returns the tests and cases that a run of one part leaves out; none where `TEST_PART` is not set.
 
-    `TEST_PART=1/3` runs about every third case of each test with many, and all of the other tests. Parts 0/3, 1/3 and
-    2/3 together run all.
+    `TEST_PART=1/3` runs about every third case of each test, of those that have a single case about every third, and
+    all that have the mark `every_part`. Parts 0/3, 1/3 and 2/3 together run all.
 
     Raises:
         ValueError: The part is none.
@@ -59,25 +57,37 @@ def beyond_part(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     part, _, parts = asked.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
         raise ValueError(f"TEST_PART is {asked!r}, must be like 1/3: a part from 0 on, and the number of parts")
+    divided = [item for item in items if item.get_closest_marker("every_part") is None]
+    slow = [item for item in divided if item.get_closest_marker("slow") is not None]
+    quick = [item for item in divided if item.get_closest_marker("slow") is None]
     return [
         case
-        for cases in _by_test(item for item in items if hasattr(item, "callspec"))
-        if len(cases) >= MANY
-        for case, place in zip(cases, _places(cases), strict=True)
-        if place % int(parts) != int(part)
+        for run in (slow, quick)
+        for number, cases in enumerate(_by_test(run))
+        for case, turn in zip(cases, _turns(cases), strict=True)
+        if (number + turn) % int(parts) != int(part)
     ]
+
+
+def _turns(cases: Sequence[pytest.Item]) -> list[int]:
+    """Returns numbers of a test's cases, consecutive from 0 on. Cases of one diagonal have the same."""
+    places = _places(cases)
+    turns = {place: turn for turn, place in enumerate(sorted({*places}))}
+    return [turns[place] for place in places]
 
 
 def _by_test(items: Iterable[pytest.Item]) -> Iterable[list[pytest.Item]]:
     """Returns the cases of each test."""
-    tests: dict[tuple[str, str], list[pytest.Item]] = {}
+    tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        tests.setdefault((item.path.as_posix(), item.name.partition("[")[0]), []).append(item)
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     return tests.values()
 
 
 def _places(cases: Sequence[Any]) -> list[int]:
     """Returns the sum of each case's indices. Arguments that are parametrized together count once."""
+    if not hasattr(cases[0], "callspec"):
+        return [0]
     indices = [case.callspec.indices for case in cases]
     columns = {tuple(each[name] for each in indices) for name in indices[0]}
     return [sum(column) for column in zip(*columns, strict=True)]

@@ -15,6 +15,7 @@ MODELS = ("test_model.py", "test_working_memory.py")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="they run on the GPU")
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.slow
+@pytest.mark.every_part
 @pytest.mark.parametrize("models", [False, True], ids=["kernels", "models"])
 def test_kernels_in_the_interpreter(models: bool) -> None:
     files = sorted(file.name for file in (ROOT / FOLDER).glob("test_*.py"))
