@@ -88,6 +88,7 @@ def test_a_scan_that_is_larger_than_the_cache_hits_as_far_as_it_fits() -> None:
 
 @pytest.mark.parametrize("make", [drifting, multi_turn], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("capacity", [50, 500])
+@pytest.mark.sample(2)
 def test_it_is_nowhere_much_worse(make: Callable[[int], Requests], capacity: int) -> None:
     """A single trace is left to chance: 50 blocks are fewer than the longest chats have."""
     ours = theirs = 0.0

@@ -104,7 +104,10 @@ def test_tokens_are_those_of_transformers(tiny: Path, prompts: list[list[int]], 
     assert tokens_of(together, len(prompts)) == greedy_ids(tiny, prompts, NEW)
 
 
-SLOW = {"preempted, pages of 1", "preempted, pages of 7", "preempted, reversed, two in flight"}
+SLOW = {
+    "preempted, pages of 1", "preempted, pages of 7", "preempted, reversed, two in flight",
+    "preempted, chunks, two in flight",
+}  # fmt: skip
 """What they combine, other schedules have one by one, and the drawn ones together."""
 
 

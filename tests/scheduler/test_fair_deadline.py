@@ -88,6 +88,7 @@ def test_only_its_tenants_tighter_requests_are_ahead_of_a_request() -> None:
     assert policy.ahead(queue, sequence(9, "c", 35.0), QueueLoad(8, 80)) == QueueLoad(0, 0)
 
 
+@pytest.mark.slow  # the same overload as of test_least_slack
 def test_goodput_holds_under_overload_within_a_tenant() -> None:
     """At five times the peak, where `fair` serves who came first, and that is too late for most."""
     peak = peak_of("fair-deadline")

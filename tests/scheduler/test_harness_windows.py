@@ -21,6 +21,7 @@ from scheduler.results import Results
 from scheduler.scheduler import Scheduler
 from tests.scheduler.planting import Faults, caught
 from tests.scheduler.workloads import WINDOWS
+from tests.support.planted import planted
 
 FAULTS = Faults()
 
@@ -238,7 +239,10 @@ def a_page_that_was_computed_again_is_not_found_again(real):
     return take_over
 
 
-@pytest.mark.parametrize("name", FAULTS)
+RARE = {"a_fault_takes_no_names_from_pages_out_of_sight", "a_prefix_is_valid_where_a_window_lacks_pages"}
+
+
+@pytest.mark.parametrize("name", planted(FAULTS, RARE))
 @pytest.mark.sample(2)
 def test_harness_catches(name, monkeypatch):
     assert caught(FAULTS[name], monkeypatch)

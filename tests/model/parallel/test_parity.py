@@ -1,5 +1,8 @@
 """Law: float32 logits of several ranks are those of one within 1e-4, for every architecture."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from tests.model.vision.cases import Case as SeeingCase
 from tests.model.vision.conftest import Shelf as SeeingShelf
 from tests.model.vision.seen import Seen
 from tests.support.checkpoints import write_llama
-from tests.support.engines import Rig, make_request, make_rig
+from tests.support.engines import Key, Result, Rig, make_request, make_rig
 from tests.support.marks import few
 
 NEAR = 1e-4
@@ -45,7 +48,30 @@ def run(directory: Path, ranks: int, **kind: Any) -> Rig:
     return rig
 
 
-def near(rig: Rig, one: Rig) -> None:
+@dataclass(frozen=True)
+class Said:
+    """What is left of a rig that has run: a model less. logits, results: the rig's."""
+
+    logits: Mapping[tuple[Key, int], np.ndarray]
+    results: Mapping[Key, Result]
+
+
+Alone = Callable[[Case, str], Said]
+
+
+@pytest.fixture(scope="module")
+def alone(shelf: Shelf) -> Alone:
+    """Runs a case on one rank, with a back end: once, though 2 ranks and 4 are compared with it."""
+
+    @cache
+    def told(case: Case, backend: str) -> Said:
+        rig = run(shelf.checkpoint(case), 1, backend=backend)
+        return Said(rig.logits, rig.results)
+
+    return told
+
+
+def near(rig: Rig, one: Rig | Said) -> None:
     """The same tokens from near logits."""
     assert rig.logits.keys() == one.logits.keys()
     assert {key: result.tokens for key, result in rig.results.items()} == {
@@ -56,32 +82,29 @@ def near(rig: Rig, one: Rig) -> None:
 
 @each
 @pytest.mark.sample(2)
-def test_two_ranks(case: Case, shelf: Shelf) -> None:
-    directory = shelf.checkpoint(case)
-    near(run(directory, 2), run(directory, 1))
+def test_two_ranks(case: Case, shelf: Shelf, alone: Alone) -> None:
+    near(run(shelf.checkpoint(case), 2), alone(case, "auto"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "ranks"), [*((case, 2) for case in DIVISIBLE), *((case, 4) for case in BY_FOUR)], ids=str
 )
-def test_ranks_layer_by_layer(case: Case, ranks: int, shelf: Shelf) -> None:
-    directory = shelf.checkpoint(case)
-    near(run(directory, ranks, backend="reference"), run(directory, 1, backend="reference"))
+def test_ranks_layer_by_layer(case: Case, ranks: int, shelf: Shelf, alone: Alone) -> None:
+    near(run(shelf.checkpoint(case), ranks, backend="reference"), alone(case, "reference"))
 
 
 @pytest.mark.slow
 @each_by_four
-def test_more_ranks_than_kv_heads(case: Case, shelf: Shelf) -> None:
-    directory = shelf.checkpoint(case)
-    near(run(directory, 4), run(directory, 1))
+def test_more_ranks_than_kv_heads(case: Case, shelf: Shelf, alone: Alone) -> None:
+    near(run(shelf.checkpoint(case), 4), alone(case, "auto"))
 
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2", "falcon", "gpt-neox"])
 @pytest.mark.parametrize(("ranks", "backend"), [(4, "auto"), (2, "reference")])
-def test_some_of_the_slow_ones(kind: str, ranks: int, backend: str, shelf: Shelf) -> None:
-    directory = shelf.checkpoint(BY_NAME[kind])
-    near(run(directory, ranks, backend=backend), run(directory, 1, backend=backend))
+def test_some_of_the_slow_ones(kind: str, ranks: int, backend: str, shelf: Shelf, alone: Alone) -> None:
+    case = BY_NAME[kind]
+    near(run(shelf.checkpoint(case), ranks, backend=backend), alone(case, backend))
 
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral", "opt-post-norm", "gemma2", "olmo2"])
