@@ -54,7 +54,7 @@ $(VENV)/.quire-dev: pyproject.toml $(VENV)/.torch
 serve: setup ## Serve the demo model on 127.0.0.1:50051 (flags: ARGS="...")
 	$(BIN)/quire serve $(ARGS)
 
-test: setup-dev lint check-proto ## Lint, types, tests (8 to 12 minutes on 2 cores, once installed)
+test: setup-dev lint check-proto ## Lint, types, tests (9 to 25 minutes on 2 cores, once installed)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-slow: setup-dev ## The tests that `make test` leaves out, all examples of the laws (35 to 80 minutes; TEST_PART=0/3)
