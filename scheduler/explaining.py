@@ -136,6 +136,10 @@ class Explanation:
         for attempt in list(self._open):
             self._close(attempt, "")
 
+    def slowest(self) -> list[RequestTimeline]:
+        """Returns the timelines by latency, the longest first."""
+        return sorted(self.timelines.values(), key=lambda one: -one.latency)
+
     def _scheduled(self, call: ReplayedCall) -> None:
         for event in call.events:
             if isinstance(event, Submit):

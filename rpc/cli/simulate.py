@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from rpc.cli.charts import HtmlFile, check_charts
 from rpc.cli.options import build, with_settings
 from rpc.cli.replay import AsJson, File, fail
 from rpc.cli.tables import print_table, written
-from rpc.distribution import how_to_install
 from rpc.simulation.changes import Changes
 from rpc.simulation.settings import DeploymentSettings, EngineSettings, TrafficSettings, parse_slo
 from scheduler.scaling_settings import ScalingSettings
@@ -54,9 +53,7 @@ Slo = Annotated[
 @with_settings({**PANELS, DeploymentSettings: "Deployment", ScalingSettings: "Autoscaling"})
 def simulate(
     slo: Slo = None,
-    html: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="HTML file for figures and charts. Needs matplotlib.")
-    ] = None,
+    html: HtmlFile = None,
     as_json: AsJson = False,
     **values: Any,
 ) -> None:
@@ -69,7 +66,7 @@ def simulate(
 
     try:
         targets = Targets() if slo is None else parse_slo(slo)
-        _check_page(html)
+        check_charts(html)
         scenario = _scenario(values, build(DeploymentSettings, values), build(ScalingSettings, values))
         cluster = scenario.cluster()
         with _waiting(f"{len(cluster.ledger.came):,} requests"):
@@ -180,11 +177,6 @@ def _scenario(
 
     traffic, engines = build(TrafficSettings, values), build(EngineSettings, values)
     return scenario_of(traffic, engines, build(Changes, values), deployment, scaling)
-
-
-def _check_page(html: Path | None) -> None:
-    if html is not None and find_spec("matplotlib") is None:
-        raise ValueError(f"--html needs matplotlib: {how_to_install('plots')}")
 
 
 @contextmanager

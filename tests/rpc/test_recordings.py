@@ -1,22 +1,30 @@
 """Files of recordings, and the commands that read them."""
 
+import html
 import json
+import re
 import stat
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
+from rpc.cli.explain_page import draw_request
 from rpc.cli.main import app
 from rpc.engines.assembly import assemble
+from rpc.engines.explained import request_numbers
 from rpc.engines.recordings import open_recording, read_recording, start_recorder
 from rpc.link.coalesce import LOCAL_BITS
 from rpc.settings import EngineConfig
-from scheduler.replaying import RecordingError
+from scheduler.explaining import Explanation, TimelineInterval, TimelinePhase
+from scheduler.replaying import Recording, RecordingError
 from scheduler.settings import RecordSettings, SchedulerSettings
-from tests.scheduler.recorded import blueprint_of, played
-from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request
+from tests.scheduler.recorded import blueprint_of, driven, played
+from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request, workloads
+from tests.support.examples import examples
 
 WORKLOAD = Workload(
     tuple(Arrival(n, n, make_request(n, 5, 4)) for n in range(1, 4)), make_layout(4), 8, SchedulerSettings(8, 2)
@@ -98,14 +106,15 @@ def test_an_early_end_is_told(tmp_path: Path) -> None:
     assert run("replay", str(path)).stdout.endswith("the recording ended early: a reason\n")
 
 
-def test_explain_lists_all_requests(recorded: Path) -> None:
+def test_explain_lists_all_requests_slowest_first(recorded: Path) -> None:
     done = run("explain", str(recorded))
     assert done.exit_code == 0
     heading, *rows = done.stdout.splitlines()
     assert heading.split()[:6] == ["request", "at", "prompt", "output", "end", "seconds"]
     assert [row.split()[:5] for row in rows] == [
-        ["1", "1.000", "5", "4", "length"], ["2", "2.000", "5", "4", "length"], ["3", "3.000", "5", "4", "length"],
+        ["3", "3.000", "5", "4", "length"], ["1", "1.000", "5", "4", "length"], ["2", "2.000", "5", "4", "length"],
     ]  # fmt: skip
+    assert [row.split()[5] for row in rows] == ["5.000", "3.000", "3.000"]
 
 
 def test_explain_splits_the_time_of_one(recorded: Path) -> None:
@@ -126,6 +135,85 @@ def test_explain_as_json_adds_up(recorded: Path) -> None:
     assert len(json.loads(run("explain", str(recorded), "--json").stdout)["requests"]) == 3
 
 
+def cells(page: Path) -> list[list[str]]:
+    """Returns the rows of a page's tables."""
+    rows = re.findall(r"<tr>(.*?)</tr>", page.read_text())
+    return [[html.unescape(cell) for cell in re.findall(r"<td>(.*?)</td>", row)] for row in rows]
+
+
+def test_a_page_of_one_request_has_the_intervals_of_the_text(recorded: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = run("explain", str(recorded), "3", "--html", str(page))
+    assert done.exit_code == 0, done.stderr
+    about, _, *printed = done.stdout.splitlines()
+    (said,), heading, *rows = cells(page)
+    assert said == about
+    assert heading == ["from", "seconds", "phase", "steps", "tokens", ""]
+    assert [" ".join(row).split() for row in rows] == [line.split() for line in printed]
+    assert sum(float(row[1]) for row in rows) == 5.0
+    assert not re.search(r"<script|(?:src|href)=\"(?!#)", page.read_text())
+
+
+def test_a_page_without_a_request_has_all_of_them(recorded: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = run("explain", str(recorded), "--html", str(page), "--json")
+    assert done.exit_code == 0, done.stderr
+    assert len(json.loads(done.stdout)["requests"]) == 3
+    assert [row[0] for row in cells(page)] == ["request", "3", "1", "2"]
+
+
+def test_the_name_of_a_file_is_text_in_a_page(recorded: Path, tmp_path: Path) -> None:
+    page, name = tmp_path / "page.html", "<script>$x_{$ & 'y'.rec"
+    recorded.rename(recorded.with_name(name))
+    for asked in ((), ("2",)):
+        done = run("explain", str(recorded.with_name(name)), *asked, "--html", str(page))
+        assert done.exit_code == 0, done.stderr
+        assert html.escape(name) in page.read_text()
+        assert "<script" not in page.read_text()
+
+
+def shown_bars(figure: Figure) -> list[list[tuple[float, float]]]:
+    """Returns the bars of each panel's lines as first and last second."""
+    return [
+        [
+            (float(path.get_extents().x0), float(path.get_extents().x1))
+            for bars in panel.collections
+            for path in bars.get_paths()
+        ]
+        for panel in figure.axes
+    ]
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(workloads(cancels=True, faults=True))
+def test_bars_of_a_request_cover_its_latency(workload: Workload) -> None:
+    asked = workload.arrivals[-1].attempt
+    found = Explanation(Recording.parse(driven(workload)), asked)
+    one = found.timelines[asked]
+    numbers = request_numbers([arrival.attempt for arrival in workload.arrivals])
+    own, *_ = shown_bars(draw_request(found, numbers, one, "title"))
+    assert len(own) == len(one.intervals)
+    assert sum(end - start for start, end in own) == pytest.approx(one.latency / 1e9)
+
+
+def test_bars_too_close_to_be_told_apart_are_one(recorded: Path) -> None:
+    """Of 20,000 turns between two phases, a page has no 20,000 bars."""
+    found = Explanation(read_recording(recorded))
+    one = found.timelines[3]
+    phases = TimelinePhase.DECODE, TimelinePhase.SAT_OUT
+    one.intervals = [TimelineInterval(phases[n % 2], n * 1000, n * 1000 + 1000) for n in range(20_000)]
+    (bars,) = shown_bars(draw_request(found, {1: 1, 2: 2, 3: 3}, one, "title"))
+    assert len(bars) < 10_000
+    assert (min(start for start, _ in bars), max(end for _, end in bars)) == pytest.approx((0, 0.02))
+
+
+def test_a_page_needs_matplotlib(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc.cli.charts.find_spec", lambda name: None)
+    done = run("explain", str(recorded), "3", "--html", str(tmp_path / "page.html"))
+    assert done.exit_code == 1
+    assert done.stderr.startswith("quire: --html needs matplotlib: ")
+
+
 def test_explain_names_a_request_that_is_not_there(recorded: Path) -> None:
     done = run("explain", str(recorded), "9")
     assert done.exit_code == 1
@@ -144,7 +232,7 @@ def test_explain_gives_requests_the_numbers_of_their_frontend(
     path = tmp_path / "engine.rec"
     path.write_text("".join(played(replace(WORKLOAD, arrivals=come))))
     _, *rows = run("explain", str(path)).stdout.splitlines()
-    assert [row.split()[0] for row in rows] == (shown or [str(attempt) for attempt in attempts])
+    assert sorted(row.split()[0] for row in rows) == (shown or sorted(str(attempt) for attempt in attempts))
     assert run("explain", str(path), rows[1].split()[0]).exit_code == 0
 
 
