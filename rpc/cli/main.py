@@ -1,6 +1,7 @@
 """The `quire` command and its subcommands. Imports torch only in commands that need it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -118,7 +119,7 @@ def serve(context: typer.Context, config: Config = None, **given: Any) -> None:
             record=build(RecordSettings, values),
             simulation=build(SimulationSettings, values),
         )
-        asyncio.run(serve_own(settings, _announce, _make_dashboard))
+        asyncio.run(serve_own(settings, _announce, partial(_make_dashboard, record=settings.record.file)))
 
     _serve(run, given["log_format"])
 
@@ -170,10 +171,12 @@ def _announce(line: str) -> None:
     print(f"quire: {line}", flush=True)
 
 
-def _make_dashboard(frontend: "Frontend", authentication: "AuthenticationInterceptor") -> "Dashboard":
+def _make_dashboard(
+    frontend: "Frontend", authentication: "AuthenticationInterceptor", record: str | None = None
+) -> "Dashboard":
     from rpc.web.process import DashboardServer  # loads starlette and uvicorn, only for a server with a dashboard
 
-    return DashboardServer(frontend, authentication)
+    return DashboardServer(frontend, authentication, record)
 
 
 def _serve(run: Callable[[], None], form: str) -> None:

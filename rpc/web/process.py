@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 
@@ -14,6 +15,7 @@ from rpc.gateway.protocol import bounded_config
 from rpc.ports import check_free
 from rpc.web.app import make_app
 from rpc.web.history import History
+from rpc.web.recorded import RecordedRequests
 
 HOST = "127.0.0.1"
 READ_SECONDS = 10.0  # for the headers of a request
@@ -35,12 +37,16 @@ class DashboardServer:
     Args:
         frontend: The server's frontend.
         authentication: Checks operators' tokens.
+        record: File of --record; None where engines record nothing.
     """
 
-    def __init__(self, frontend: Frontend, authentication: AuthenticationInterceptor) -> None:
+    def __init__(
+        self, frontend: Frontend, authentication: AuthenticationInterceptor, record: str | None = None
+    ) -> None:
         self._history = History(frontend, time.monotonic())
+        recorded = None if record is None else RecordedRequests(frontend, Path(record))
         config = bounded_config(
-            make_app(frontend, authentication, self._history),
+            make_app(frontend, authentication, self._history, recorded),
             read_time=READ_SECONDS,
             write_stall=frontend.settings.write_stall,
             most=MOST_CONNECTIONS,

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import Coroutine
 from typing import Any
 
 from quire.v1 import generation_service_pb2 as pb
@@ -20,6 +19,7 @@ from rpc.services import convert
 from rpc.services.errors import as_failure
 from rpc.services.writer import SlowReader, StreamWriter
 from rpc.web.errors import error_of, response_of
+from rpc.web.presence import while_there
 
 MOST_BYTES = 2**20  # bytes of a body
 BODY_SECONDS = 30.0
@@ -49,7 +49,7 @@ class Prompts:
                 await response_of(failure, 415)(scope, receive, send)
                 return
             spec = spec_in(await _body(request))
-            await _while_there(receive, self._answer(spec, tenant, lines))
+            await while_there(receive, self._answer(spec, tenant, lines))
         except ClientDisconnect:
             pass
         except Exception as error:
@@ -169,26 +169,3 @@ def spec_in(body: bytes) -> pb.GenerationSpec:
 
 def _no_number(word: str) -> float:
     raise ValueError(f"{word} is no number")
-
-
-async def _while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work`, and cancels it when the client leaves. Call after the body has been read.
-
-    Raises:
-        ClientDisconnect: The client left first.
-    """
-
-    async def gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    working, leaving = asyncio.create_task(work), asyncio.create_task(gone())
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        await working
-    finally:
-        leaving.cancel()
-        working.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)

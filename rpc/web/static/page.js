@@ -113,6 +113,7 @@ function show(state) {
   rows(at("tenants"), load.tenants.map((one) => [one.tenant, count(one.request_count), count(one.waiting_count), count(one.tokens)]));
   const { requests, total_count } = state.requests;
   at("total").textContent = total_count ? `${requests.length} of ${count(total_count)}` : "";
+  showRecorded(state.records);
   rows(at("requests"), requests.map((one) => [
     one.request_id, one.tenant, lower(one.state, "REQUEST_STATE_"), one.replica ?? "-", one.age ? span(seconds(one.age)) : "-",
     count(one.prompt_tokens), count(one.completion_tokens),
@@ -352,6 +353,135 @@ async function stream(given, answer, began) {
     `${last.prompt_tokens} prompt tokens (${last.cached_prompt_tokens} cached), ${last.completion_tokens} generated` +
     (Number.isFinite(rate) && rate > 0 ? `, ${rate.toFixed(1)} tokens/s` : "") +
     (first ? `, first after ${span((first - began) / 1000)}` : "") + `, ${last.finish}, seed ${last.seed}`;
+}
+
+// Recorded requests
+
+const MOST_INTERVALS = 200; // rows of the table
+const PHASES = { // by their colors in page.css
+  queued: "pending", held: "free-key", preempted: "wrong", "sat out": "dim", recompute: "ttft", prefill: "cached", decode: "held",
+};
+const LINE = 22; // pixels of a phase
+let records = []; // the list that is shown
+let listed = ""; // the run whose list that is
+let explaining = null;
+let timeline = null; // the one that is shown
+
+at("list").addEventListener("click", list);
+at("records").addEventListener("click", (event) => {
+  if (event.target.tagName === "BUTTON") explain(records[event.target.closest("tr").sectionRowIndex]);
+});
+
+function showRecorded(there) {
+  at("recorded").hidden = !there;
+  if (there && listed !== run) {
+    listed = run;
+    explaining?.abort();
+    say("");
+    list();
+  }
+  if (timeline) drawPhases(at("phases"), timeline);
+}
+
+// What stands below the list. Without a timeline none is shown.
+function say(text, found = null, wrong = false) {
+  timeline = found;
+  at("timeline").hidden = !found;
+  at("explained").textContent = text;
+  at("explained").className = wrong ? "wrong" : "";
+}
+
+async function list() {
+  try {
+    records = (await looked("api/recorded")).requests;
+  } catch (error) {
+    return say(error.message, null, true);
+  }
+  rows(at("records"), records.map((one) => [
+    "", one.tenant, one.outcome ?? "live", one.seconds.toFixed(3), count(one.prompt_tokens), count(one.completion_tokens),
+  ]));
+  [...at("records").tBodies[0].rows].forEach((row, place) => {
+    const button = made("button", "", records[place].request_id);
+    button.type = "button";
+    row.cells[0].append(button);
+  });
+}
+
+async function explain(one) {
+  explaining?.abort();
+  const mine = (explaining = new AbortController());
+  say(`${one.request_id}: its engine's recording is replayed ...`);
+  try {
+    // Without a time limit here: the server has one.
+    const found = await (await ask(`api/recorded/${one.attempt}`, { signal: mine.signal })).json();
+    if (mine === explaining) showTimeline(one, found);
+  } catch (error) {
+    if (mine === explaining) say(`${one.request_id}: ${error.message}`, null, true);
+  }
+}
+
+const exact = (nanoseconds) => (nanoseconds / 1e9).toFixed(3);
+const lasted = (interval) => interval.end_ns - interval.start_ns;
+
+function showTimeline(one, found) {
+  const split = Object.entries(found.split_ns).filter(([, spent]) => spent).map(([phase, spent]) => `${phase} ${exact(spent)} s`);
+  const shown = found.intervals.length > MOST_INTERVALS
+    ? [...found.intervals].sort((a, b) => lasted(b) - lasted(a)).slice(0, MOST_INTERVALS).sort((a, b) => a.start_ns - b.start_ns)
+    : found.intervals;
+  const left = found.intervals.length - shown.length, differs = found.differs_at_step;
+  const end = found.ended ?? (differs === null ? "still live" : `the replay differs from the recording at step ${count(differs)},`);
+  say(
+    `${one.request_id}: ${end} after ${exact(found.latency_ns)} s in the engine: ${split.join(", ")}; ` +
+    `request ${found.request} of ${found.recording}` + (left ? `; ${count(left)} shorter intervals are drawn and not listed` : ""),
+    found,
+  );
+  const names = new Map(records.map((known) => [String(known.attempt), known.request_id]));
+  rows(at("intervals"), shown.map((interval) => [
+    exact(interval.start_ns - found.submitted_ns), exact(lasted(interval)), interval.phase, interval.steps || "-", interval.tokens || "-",
+    why(interval, names),
+  ]));
+  drawPhases(at("phases"), found);
+}
+
+function why(interval, names) {
+  const named = (numbers) => {
+    const few = numbers.slice(0, 8).map((number) => names.get(String(number)) ?? `request ${number}`).join(", ");
+    return few + (numbers.length > 8 ? ` and ${count(numbers.length - 8)} more` : "");
+  };
+  const longest = (spent) => Object.entries(spent).sort((a, b) => b[1] - a[1]);
+  const parts = longest(interval.lacks_ns).map(([lack, spent]) => `${lack} (${exact(spent)} s)`);
+  if (interval.preempted_by.length) parts.unshift(`its pages went to ${named(interval.preempted_by)}`);
+  const behind = longest(interval.behind_ns).map(([number]) => number);
+  if (behind.length) parts.push(`behind ${named(behind)}`);
+  return parts.join("; ");
+}
+
+// A line for each phase that the request was in, over its time in the engine.
+function drawPhases(canvas, { intervals, submitted_ns, latency_ns }) {
+  const lines = Object.keys(PHASES).filter((phase) => intervals.some((interval) => interval.phase === phase));
+  const left = 84, height = lines.length * LINE + 18;
+  canvas.style.height = `${height}px`;
+  const [drawing, width] = prepared(canvas, height);
+  const x = (moment) => left + ((moment - submitted_ns) / (latency_ns || 1)) * (width - left - 2);
+  drawing.font = "11px system-ui, sans-serif";
+  lines.forEach((phase, line) => {
+    drawing.fillStyle = styled("dim");
+    drawing.textAlign = "right";
+    drawing.fillText(phase, left - 8, line * LINE + 15);
+    drawing.fillStyle = styled("line");
+    drawing.fillRect(left, line * LINE + LINE - 1, width - left, 1);
+    drawing.fillStyle = styled(PHASES[phase]);
+    for (const interval of intervals) {
+      if (interval.phase !== phase) continue;
+      // What is shorter than a pixel is seen too.
+      drawing.fillRect(x(interval.start_ns), line * LINE + 4, Math.max(1, x(interval.end_ns) - x(interval.start_ns)), LINE - 9);
+    }
+  });
+  drawing.fillStyle = styled("dim");
+  drawing.textAlign = "left";
+  drawing.fillText("0", left, height - 3);
+  drawing.textAlign = "right";
+  drawing.fillText(`${exact(latency_ns)} s`, width, height - 3);
 }
 
 look();
