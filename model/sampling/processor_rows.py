@@ -69,22 +69,21 @@ class ProcessorRows:
         mask, taken = self._forked(params, output.tolist()) if join.controls.searching else (None, 0)
         if mask is None:
             mask = GrammarMask.of(params, self._sources.grammars)
+        self._rows[row] = [(KINDS.index(type(one)), one) for one in made if one is not None]
+        self.asking[row] = bool(self._rows[row]) or mask is not None
+        known = output.tolist() if self.asking[row] else []
+        for token in known[:taken]:  # before the row has its mask, which has taken these
+            self._drew(row, token)
         if mask is not None:
             self._masks[row] = mask
             # Not where logprobs are reported, nor where another control might forbid what the constraint leaves.
             bans = params.allowed or params.banned or (params.min_tokens and params.not_yet)
             if join.controls.top_logprobs < 0 and not (bans or self._sources.factories):
                 self._jumping.add(row)
-        self._rows[row] = [(KINDS.index(type(one)), one) for one in made if one is not None]
-        self.asking[row] = bool(self._rows[row]) or mask is not None
-        for _, processor in self._rows[row]:
-            for token in output.tolist():
-                processor.drew(token)
-        if mask is not None:
-            for token in output[taken:].tolist():
-                mask.drew(token)
-            if join.controls.searching:
-                self._outputs[row] = params, output.tolist()
+        for token in known[taken:]:
+            self._drew(row, token)
+        if mask is not None and join.controls.searching:
+            self._outputs[row] = params, known
 
     def _forked(self, params: LogitsParams, output: list[int]) -> tuple[GrammarMask | None, int]:
         """Returns a copy of the mask of the hypothesis that a new one continues, and how many tokens it has taken.

@@ -147,7 +147,7 @@ def test_every_hypothesis_keeps_a_constraint(server: RunningServer, channel: grp
 
 def test_a_search_with_too_few_outputs_says_how_many_there_are(server: RunningServer, channel: grpc.Channel) -> None:
     def two(spec: pb.GenerationSpec) -> None:
-        spec.structured_output.choice.texts.extend(["yes", "no"])
+        spec.structured_output.choice.texts.extend(["a", "b"])
         spec.stopping.ignore_eos = False
 
     with pytest.raises(grpc.RpcError, match="structured_output has 2 outputs, sequence_count is 3") as refused:

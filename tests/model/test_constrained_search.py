@@ -140,7 +140,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "pipelined": {"settings": PIPELINED},
     "device draws": {"ahead": True},
     "few rows": {"settings": SchedulerSettings(max_sequences=6, max_batched_tokens=16)},
-    "preempted": {"settings": BOTH, "pool_tokens": 60, "page_size": 4},
+    "preempted": {"settings": BOTH, "pool_tokens": 44, "page_size": 4},
     "recompute": {"settings": SchedulerSettings(max_sequences=128, recompute=True), "prefix_cache": False},
 }
 
