@@ -98,15 +98,30 @@ class Decoder:
         return x
 
     def read_out(self, x: Tensor, batch: ForwardBatch, out: Tensor | None = None) -> ForwardOutput:
-        """Computes the logits that a batch wants. Arguments are those of `residual` and `forward`."""
+        """Computes the logits that a batch reads in parts, then those that it wants.
+
+        Arguments are those of `residual` and `forward`.
+        """
+        if (parts := batch.parts) is not None:
+            for rows in parts.split(self.embedding.tokens.vocabulary):
+                parts.read(self._logits(self.norm(x[rows]), rows, batch).float())
         hidden = self.norm(x[batch.wanted])
-        logits = self.head(hidden, batch.select(batch.wanted))
-        if self.logit_scale != 1.0:
-            logits = logits.float() * self.logit_scale
-        if self.soft_cap is not None:
-            logits = soft_capped(logits.float(), self.soft_cap)
+        logits = self._logits(hidden, batch.wanted, batch)
         logits = logits.float() if out is None else out.copy_(logits)
         return ForwardOutput(logits, hidden if batch.hidden else None)
+
+    def _logits(self, hidden: Tensor, rows: Tensor, batch: ForwardBatch) -> Tensor:
+        """Returns the logits of tokens of a batch.
+
+        Args:
+            hidden: [n, width]. Inputs of the output layer.
+            rows: [n] int64. Packed offsets of the tokens.
+            batch: The batch.
+        """
+        logits = self.head(hidden, batch.select(rows))
+        if self.logit_scale != 1.0:
+            logits = logits.float() * self.logit_scale
+        return logits if self.soft_cap is None else soft_capped(logits.float(), self.soft_cap)
 
 
 def _with_depth(x: Tensor, images: ImageFeatures, depth: int) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from model.attention.backend import AttentionBackend
+from model.logit_parts import LogitParts
 
 CosSin = tuple[Tensor, Tensor]
 """Cosines and sines of rotary angles, each [tokens, 1, pairs]."""
@@ -78,6 +79,7 @@ class ForwardBatch:
         hidden: Whether hidden states are returned beside the logits.
         rows: [k] int64. Packed offset of each row of a product's input. None where the rows are all tokens in order.
         layer_inputs: [tokens, layers, width]. What `model.layer_inputs.LayerInputs` has made, None for a model without.
+        parts: Tokens whose logits are read in parts, before those of `wanted` are computed. None for none.
     """
 
     tokens: Tensor
@@ -89,6 +91,7 @@ class ForwardBatch:
     hidden: bool = False
     rows: Tensor | None = None
     layer_inputs: Tensor | None = None
+    parts: LogitParts | None = None
     _angles: dict[int, CosSin] = field(default_factory=dict, init=False, repr=False)
 
     def cos_sin(self, rope: RotaryEmbedding) -> CosSin:

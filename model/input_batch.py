@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from model.attention.backend import NONE, StateSegments, StepShape
 from model.images import ImagePart
 from model.rotary_rows import RotaryRows
+from model.sampling.prompt_logprobs import PromptSlice
 from model.sampling.sampler import SamplingRows
 from model.sampling.sources import NO_SOURCES, ProcessorSources
 from scheduler.request import PromptImage
@@ -61,21 +62,6 @@ class StepWork:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PromptSlice:
-    """Prompt tokens whose logprobs a request asks for.
-
-    Attributes:
-        row: Row of the sequence.
-        start: Position of the first token in the sequence.
-        tokens: [n] int32. The tokens.
-    """
-
-    row: int
-    start: int
-    tokens: Ints
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Packed:
     """Host arrays of one forward pass.
 
@@ -83,10 +69,11 @@ class Packed:
         tokens: [tokens] int64. Token ids; -1 - i for the i-th of the draws in flight (`InputBatch.expect`).
         token_positions: [axes, tokens] int64. Positions, as `ForwardBatch.positions`.
         shape: Slices, positions and pages, for attention.
-        wanted: [m] int64. Packed offsets whose logits are needed: first those of draws, then those of prompts.
+        wanted: [n] int64. Packed offset of each draw's logits.
         rows: [n] int64. Batch row of each draw.
         positions: [n] int64. Output position of each drawn token.
         prompts: Prompt slices whose logprobs are due.
+        prompts_wanted: [m] int64. Packed offsets of their logits, one slice after the other.
         images: Images whose features replace tokens.
     """
 
@@ -97,6 +84,7 @@ class Packed:
     rows: NDArray[np.int64]
     positions: NDArray[np.int64]
     prompts: list[PromptSlice]
+    prompts_wanted: NDArray[np.int64]
     images: list[ImagePart]
 
 
@@ -292,7 +280,8 @@ class InputBatch:
         prompts, offsets = self._prompt_slices(row, start, count, first)
         images = self._image_parts(row, start, count, first) if self._images else []
         axes = positions[None] if self._rotary is None else self._rotary.pack(work.slices, positions, row_of, first)
-        return Packed(tokens, axes, shape, np.concatenate((wanted, *offsets)), rows, drawn, prompts, images)
+        prompts_wanted = np.concatenate(offsets) if offsets else np.zeros(0, np.int64)
+        return Packed(tokens, axes, shape, wanted, rows, drawn, prompts, prompts_wanted, images)
 
     def _segments(self, row: NDArray[np.int64], start: NDArray[np.int64], count: NDArray[np.int64]) -> StateSegments:
         """Cuts the slices where checkpoints are. Arguments as of `_image_parts`."""

@@ -24,18 +24,17 @@ from model.attention.backend import NONE, AttentionBackend, StateSegments, StepS
 from model.errors import RankLost, RequestFault
 from model.forward import ForwardBatch, Model
 from model.images import ImagePart, ImageStore
-from model.input_batch import InputBatch, PromptSlice, StepWork
+from model.input_batch import InputBatch, StepWork
+from model.logit_parts import LogitParts
 from model.page_moves import PageMoves
 from model.page_store import Store
-from model.sampling.sampler import TORCH_OPS, Drawing, Drawn, LogitOps, Starter, logprobs_of, sample
+from model.sampling.prompt_logprobs import PromptLogprobs, PromptReader
+from model.sampling.sampler import TORCH_OPS, Drawing, Drawn, LogitOps, Starter, sample
 from model.sampling.sources import NO_SOURCES, ProcessorSources
 from scheduler.events import Logprobs
 from scheduler.step import FAULTED, StepPlan, StepResult
 
 log = logging.getLogger("quire.runner")
-
-PromptLogprobs = tuple[int, int, Logprobs]
-"""A row, a position in its prompt, and the logprobs of prompt tokens from that position on."""
 
 
 class Runner:
@@ -307,29 +306,14 @@ class Runner:
         packed = self.batch.pack(work)
         plan = self.attention.plan(packed.shape)
         began = time.perf_counter()
-        logits = self._logits(packed.tokens, packed.token_positions, packed.wanted, plan, packed.images)
-        n = len(packed.rows)
+        reader = PromptReader(packed.prompts, self.batch.controls, self._ops)
+        parts = LogitParts(self._to_device(packed.prompts_wanted), reader.read) if packed.prompts else None
+        logits = self._logits(packed.tokens, packed.token_positions, packed.wanted, plan, packed.images, parts=parts)
         drawn = None
-        if n:
-            drawn = sample(logits[:n], self.batch.controls, packed.rows, packed.positions, self._ops)
-        parts = self._prompt_logprobs(logits[n:], packed.prompts)
+        if len(packed.rows):
+            drawn = sample(logits, self.batch.controls, packed.rows, packed.positions, self._ops)
         self._computing += time.perf_counter() - began
-        return drawn, parts
-
-    def _prompt_logprobs(self, logits: torch.Tensor, prompts: list[PromptSlice]) -> list[PromptLogprobs]:
-        """Computes the logprobs of prompt tokens.
-
-        Args:
-            logits: [tokens, vocabulary] float32. Logits of the slices' tokens, one slice after the other.
-            prompts: The slices.
-        """
-        parts: list[PromptLogprobs] = []
-        for prompt in prompts:
-            mine, logits = logits[: len(prompt.tokens)], logits[len(prompt.tokens) :]
-            wanted = np.maximum(self.batch.controls.top_logprobs[[prompt.row]], 0).repeat(len(mine))
-            tokens = prompt.tokens.astype(np.int64)
-            parts.append((prompt.row, prompt.start, logprobs_of(mine, tokens, wanted, self._ops.summary(mine))))
-        return parts
+        return drawn, reader.found
 
     def _logits(
         self,
@@ -339,6 +323,7 @@ class Runner:
         plan: Any,
         images: Sequence[ImagePart] = (),
         before: "_Flight | None" = None,
+        parts: LogitParts | None = None,
     ) -> torch.Tensor:
         """Runs the model.
 
@@ -349,6 +334,7 @@ class Runner:
             plan: The plan that attention made of the step's shape.
             images: Parts of images in this step.
             before: The step in flight whose draws `tokens` refers to (`InputBatch.expect`).
+            parts: Tokens whose logits are read in parts, as `ForwardBatch.parts`.
 
         Returns:
             [n, vocabulary] float32 on the device. It may hold until the next call alone.
@@ -359,7 +345,7 @@ class Runner:
             there = drawn[(-1 - device_tokens).clamp(0, len(drawn) - 1)] if len(drawn) else device_tokens
             device_tokens = torch.where(device_tokens < 0, there, device_tokens)
         features = self._images.of_step(images) if images and self._images is not None else None
-        batch = ForwardBatch(device_tokens, places, last, self.attention, plan, features)
+        batch = ForwardBatch(device_tokens, places, last, self.attention, plan, features, parts=parts)
         return self.model.forward(batch).logits
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:

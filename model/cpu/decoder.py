@@ -7,6 +7,8 @@ without Python between layers. The residual stream is float32, whatever the weig
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from model.attention.backend import AttentionBackend
 from model.cpu.attention_backend import CpuAttention
 from model.cpu.decoder_calls import DecoderCalls
@@ -29,30 +31,47 @@ class CompiledDecoder:
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """Computes the batch. See `model.forward.Model`. The result holds until the next call."""
-        tokens, wanted, images = batch.tokens, batch.wanted, batch.images
+        parts, wanted = batch.parts, batch.wanted
+        rows = [] if parts is None else parts.split(self._decoder.embedding.tokens.vocabulary)
+        programs = self._room_for(len(batch.tokens), max(map(len, (*rows, wanted))), batch.attention)
+        # All parts use one buffer, so the logits that are returned come last.
+        first, *others = *rows, wanted
+        self._run(programs, batch, first)
+        logits = self._logits(programs, len(first))
+        for more in others:
+            if parts is not None:
+                parts.read(logits)
+            programs.cells.set(batch.tokens, batch.positions[0], more)
+            programs.read_out.run()
+            logits = self._logits(programs, len(more))
+        hidden = programs.hidden.tensor[: len(wanted), : programs.hidden_size] if batch.hidden else None
+        return ForwardOutput(logits, hidden)
+
+    def _run(self, programs: "_Programs", batch: ForwardBatch, wanted: Tensor) -> None:
+        """Runs a full step, up to the logits of the tokens at these packed offsets."""
+        tokens, images = batch.tokens, batch.images
         positions = batch.positions[0]  # other axes are in the step's own angles
-        programs = self._room_for(len(tokens), len(wanted), batch.attention)
         programs.attention.begin(batch.plan)
         for angles in programs.angles:
             angles.fill(batch)
         if images is None:
             programs.cells.set(tokens, positions, wanted)
             programs.all.run()
-        else:
-            # Any number may stand where an image does, so it is replaced by a valid id. Features replace its embedding.
-            known = tokens.index_fill(0, images.places, 0)
-            programs.cells.set(known, positions, wanted)
-            programs.embedding.run()
-            programs.stream.tensor[images.places, : images.features.shape[2]] = images.features[0].float()
-            programs.depths.fill(len(tokens), images)
-            programs.rest.run()
-        logits = programs.logits.tensor[: len(wanted), : self._decoder.embedding.tokens.vocabulary]
+            return
+        # Any number may stand where an image does, so it is replaced by a valid id. Features replace its embedding.
+        known = tokens.index_fill(0, images.places, 0)
+        programs.cells.set(known, positions, wanted)
+        programs.embedding.run()
+        programs.stream.tensor[images.places, : images.features.shape[2]] = images.features[0].float()
+        programs.depths.fill(len(tokens), images)
+        programs.rest.run()
+
+    def _logits(self, programs: "_Programs", count: int) -> Tensor:
+        """Returns the logits of the program that ran last, [count, vocabulary]."""
+        logits = programs.logits.tensor[:count, : self._decoder.embedding.tokens.vocabulary]
         if self._decoder.logit_scale != 1.0:
-            logits *= self._decoder.logit_scale  # in place: the output layer writes all of it in each step
-        if self._decoder.soft_cap is not None:
-            logits = soft_capped(logits, self._decoder.soft_cap)
-        hidden = programs.hidden.tensor[: len(wanted), : programs.hidden_size] if batch.hidden else None
-        return ForwardOutput(logits, hidden)
+            logits *= self._decoder.logit_scale  # in place: the output layer writes all of it in each run
+        return logits if self._decoder.soft_cap is None else soft_capped(logits, self._decoder.soft_cap)
 
     def _room_for(self, tokens: int, wanted: int, attention: AttentionBackend) -> "_Programs":
         """Returns programs with room for a step.
@@ -76,12 +95,13 @@ class _Programs:
 
     Attributes:
         tokens: Most tokens of a step.
-        wanted: Most tokens of a step whose logits are wanted.
+        wanted: Most tokens whose logits are computed together.
         cells: Addresses and counts of a step, which kernels read.
         stream: Residual stream, [tokens, hidden] float32.
         all: Program of a full step.
         embedding: Program of the embedding alone, for steps with images.
         rest: Program of all that follows the embedding, for steps with images.
+        read_out: Program of the last norm and the output layer alone, for other tokens of the step that ran last.
         angles: Angles that are filled in for each step.
         depths: Features that are filled in for each step with images.
     """
@@ -97,6 +117,7 @@ class _Programs:
     all: Runs
     embedding: Runs
     rest: Runs
+    read_out: Runs
     angles: Sequence[StepAngles]
     depths: StepDepths
 
@@ -109,6 +130,7 @@ class _Programs:
             writer.hidden, writer.hidden_size,
             _program(machine, [*calls.embedding, *calls.rest], writer.rounds), _program(machine, calls.embedding, None),
             _program(machine, calls.with_depths, writer.rounds),
+            _program(machine, calls.read_out, writer.read_out_rounds),
             list(writer.rotations.of_steps.values()), writer.depths,
         )  # fmt: skip
 

@@ -53,11 +53,13 @@ class Written:
         embedding: The embedding.
         rest: Everything after it, for a step without images.
         with_depths: The same, with the further depths of images' features.
+        read_out: The last norm and the output layer alone, with rounds of their own.
     """
 
     embedding: list[Call | HostCall]
     rest: list[Call | HostCall]
     with_depths: list[Call | HostCall]
+    read_out: list[Call | HostCall]
 
 
 class DecoderCalls:
@@ -72,7 +74,7 @@ class DecoderCalls:
         self._check_width("the hidden size", width)
         self.stream = Buffer.of(tokens, width, FLOAT)
         self._hidden = width
-        self.rounds = self._rounds_of(decoder.head)
+        self.rounds, self.read_out_rounds = self._rounds_of(decoder.head), self._rounds_of(decoder.head)
         self._to = CallList(tokens, wanted, width, self._element, self.rounds)
         self.cells = self._to.cells
         self._mixers = MixerCalls(attention, self._to, self.rotations)
@@ -104,10 +106,14 @@ class DecoderCalls:
             if number in self._decoder.deepstack:
                 added.append(len(self._to.calls))
                 self._add_depth(self.depths.parts[self._decoder.deepstack.index(number)])
+        layers = len(self._to.calls)
         self.hidden, self.hidden_size = self._last(self._decoder.norm)
-        self._head(self._decoder.head, self.hidden)
-        every = self._to.calls
-        return Written(embedding, [call for i, call in enumerate(every) if i not in added], every)
+        last = self._to.calls[layers:]
+        self._head(self._decoder.head, self.hidden, self.rounds)
+        every, self._to.calls = self._to.calls, last
+        self._head(self._decoder.head, self.hidden, self.read_out_rounds)
+        rest = [call for i, call in enumerate(every) if i not in added]
+        return Written(embedding, rest, every, self._to.calls)
 
     def _add_depth(self, part: Buffer) -> None:
         """Adds features to the stream. To add zeros elsewhere changes no value."""
@@ -154,13 +160,13 @@ class DecoderCalls:
         self._look_up_tokens(inputs.tokens, self._inputs, float(torch.tensor(inputs.scale, dtype=inputs.tokens.dtype)))
         layer_inputs_calls(inputs, self._to, self.stream, self._inputs)
 
-    def _head(self, head: object, x: Buffer) -> None:
-        if self.rounds is None or not isinstance(head, Gathered):
+    def _head(self, head: object, x: Buffer, rounds: Rounds | None) -> None:
+        if rounds is None or not isinstance(head, Gathered):
             self._to.linear(head, x, self.logits, rows="wanteds")
             return
-        part = self.rounds.to_gather(self._wanted, max(head.widths))
+        part = rounds.to_gather(self._wanted, max(head.widths))
         self._to.linear(head.part, x, part, rows="wanteds")
-        self._to.calls.append(self.rounds.gathered(self.cells.at("wanteds"), self.logits, head.widths))
+        self._to.calls.append(rounds.gathered(self.cells.at("wanteds"), self.logits, head.widths))
 
     def _look_up_tokens(
         self, table: EmbeddingTable, y: Buffer, scale: float = 1.0, learned: Tensor | None = None

@@ -105,7 +105,8 @@ class SharedMemory:
 
     def run(self, program: Program, rounds: "SharedRounds") -> None:
         """Runs a program with these rounds. Raises RankLost."""
-        if self._sums % 2:  # programs begin in the first room
+        # Programs begin in the first room. One without sums begins in the room of the logits, which may be read still.
+        if self._sums % 2 or not rounds.sums:
             self._sums = 0
             self.meet()
         self._run(program, rounds.count)
@@ -138,6 +139,7 @@ class SharedMemory:
         return total.to(x.dtype)
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        self.meet()  # several may follow each other: rank 0 may read the room of the logits still
         parts = self._exchanged(x, LAST, max(widths))
         if self.shard.rank:
             return x

@@ -151,9 +151,10 @@ class GraphDecoder:
         """Computes the batch. See `model.forward.Model`. The result holds until the next call."""
         plan, wanted = batch.plan, batch.wanted
         replay = self._steps.get(plan.rows) if plan.mixed else self._decodes.get((plan.rows, plan.shares))
-        # Graphs have one axis of positions; those of decodes write logits alone.
+        # Graphs have one axis of positions; those of decodes write the wanted logits alone.
         recorded = batch.images is None and len(batch.positions) == 1
-        if replay is None or not recorded or (not plan.mixed and (batch.hidden or len(wanted) > plan.rows)):
+        more = batch.hidden or batch.parts is not None or len(wanted) > plan.rows
+        if replay is None or not recorded or (more and not plan.mixed):
             return self._decoder.forward(batch)
         for place, given in zip(self._inputs, (batch.tokens, batch.positions[0], wanted), strict=True):
             if not (plan.mixed and given is wanted):

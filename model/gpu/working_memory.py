@@ -1,7 +1,8 @@
 """Measures the device memory that steps take beside weights and KV, so that the KV pool gets what is left.
 
-The largest steps of text are run once before the pool is allocated, on a page of their own, as vLLM does it. Logprobs
-of prompts and images take more.
+The largest steps of text are run once before the pool is allocated, on a page of their own, as vLLM does it. What the
+sampler takes is computed: that of draws by their number, that of prompts' logprobs by the size of a part. Images take
+more.
 """
 
 from collections.abc import Callable
@@ -18,9 +19,7 @@ from model.decoder import Decoder
 from model.forward import ForwardBatch
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.cutoff import scratch_bytes
-
-LOGIT_BYTES = 40
-"""Bytes for each logit of a step: changed by controls, and copied and ordered for alternatives."""
+from model.logit_parts import LOGIT_BYTES, rows_of_part
 
 
 class DeviceMemory(Protocol):
@@ -52,7 +51,7 @@ class WorkingMemory:
     Attributes:
         step: Activations of the largest step, and partial results of attention.
         graphs: Memory that CUDA graphs keep.
-        sampler: Copies of logits.
+        sampler: Copies of logits, of draws or of a part of prompts' logits, whichever takes more.
     """
 
     step: int
@@ -91,8 +90,10 @@ def measure_steps(
 
     vocabulary = decoder.embedding.tokens.vocabulary
     kept = memory.peak_of(lambda: run(graph_tokens)) + 4 * sizes.rows * vocabulary if graph_tokens else 0
-    sampler = sizes.rows * vocabulary * LOGIT_BYTES + scratch_bytes(sizes.rows, vocabulary)
-    return WorkingMemory(memory.peak_of(lambda: run(sizes.tokens)), kept, sampler)
+    draws = sizes.rows * vocabulary * LOGIT_BYTES + scratch_bytes(sizes.rows, vocabulary)
+    # A part is done before the draws' logits are computed, so the two are never held together.
+    part = min(rows_of_part(vocabulary), sizes.tokens) * vocabulary * LOGIT_BYTES
+    return WorkingMemory(memory.peak_of(lambda: run(sizes.tokens)), kept, max(draws, part))
 
 
 def largest_step(layout: KVLayout, sizes: StepSizes, tokens: int) -> StepShape:

@@ -9,6 +9,7 @@ import torch
 from model.attention.backend import AttentionBackend
 from model.errors import RankLost
 from model.forward import ForwardBatch, Model
+from model.logit_parts import LogitParts
 from model.page_store import Store
 from model.parallel.members import FollowerGroup
 from model.parallel.steps import Step, unpack_moves, unpack_step
@@ -70,12 +71,18 @@ class FollowerLoop:
         return None
 
     def _step(self, step: Step) -> None:
-        tokens, positions, wanted = (
-            torch.from_numpy(array).to(self._parts.device) for array in (step.tokens, step.positions, step.wanted)
+        tokens, positions, wanted, more = (
+            torch.from_numpy(array).to(self._parts.device)
+            for array in (step.tokens, step.positions, step.wanted, step.parts)
         )
         attention = self._parts.attention
         plan = attention.plan(step.shape)
-        self._parts.model.forward(ForwardBatch(tokens, positions, wanted, attention, plan, step.images))
+        parts = LogitParts(more, _unread) if len(more) else None
+        self._parts.model.forward(ForwardBatch(tokens, positions, wanted, attention, plan, step.images, parts=parts))
+
+
+def _unread(_: torch.Tensor) -> None:
+    """Drops a part of the logits: rank 0 alone has all of them."""
 
 
 def follow(parts: ShardParts, joined: FollowerGroup) -> None:

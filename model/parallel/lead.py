@@ -4,7 +4,8 @@ The order matters. In a step, rank 0 waits for the followers in its collectives,
 """
 
 import logging
-from dataclasses import dataclass, replace
+import traceback
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from model.attention.backend import AttentionBackend, StepShape
 from model.errors import RankLost
 from model.forward import ForwardBatch, ForwardOutput, ImageEncoder, Model
+from model.logit_parts import LogitParts
 from model.page_store import Store
 from model.parallel.members import RankGroup
 from model.parallel.steps import pack_step, unpack_moves
@@ -83,6 +85,28 @@ class RankGroupStore:
         return np.unique(np.concatenate(lost))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reading:
+    """Reads logits in parts until a reading raises. Followers compute all parts, so rank 0 goes on to the last one.
+
+    Attributes:
+        parts: The parts and their reader.
+        errors: What the reader raised, at most one.
+    """
+
+    parts: LogitParts
+    errors: list[Exception] = field(default_factory=list)
+
+    def read(self, logits: Tensor) -> None:
+        if self.errors:
+            return
+        try:
+            self.parts.read(logits)
+        except Exception as error:  # raised behind the step, whose other parts need the memory that it holds
+            traceback.clear_frames(error.__traceback__)
+            self.errors.append(error)
+
+
 class RankGroupModel:
     """`Model` of all ranks, over a `RankGroupAttention`.
 
@@ -103,14 +127,18 @@ class RankGroupModel:
         Raises:
             RankLost: Any rank failed. The other ranks wait in the middle of the step, so no part of it can be run
                 again.
+            Exception: The reader of `batch.parts` raised it. All ranks have done the step.
         """
         if not isinstance(batch.attention, RankGroupAttention):
             raise TypeError(f"rank 0 leads over its group's attention, not over {batch.attention.name}")
         if self._group.lost is not None:
             raise RankLost(self._group.lost)
+        reading = None if batch.parts is None else _Reading(batch.parts)
+        parts = None if reading is None else LogitParts(reading.parts.wanted, reading.read)
         try:
             self._group.broadcast(FrameKind.STEP, pack_step(batch, batch.plan.shape, self._page_size))
-            return self.own.forward(replace(batch, attention=batch.attention.own, plan=batch.plan.own))
+            own = replace(batch, attention=batch.attention.own, plan=batch.plan.own, parts=parts)
+            output = self.own.forward(own)
         except RankLost as error:
             self._group.fail(str(error))
             raise
@@ -119,3 +147,6 @@ class RankGroupModel:
             why = f"rank 0 has failed: {type(error).__name__}: {error}"
             self._group.fail(why)
             raise RankLost(why) from error
+        if reading is not None and reading.errors:
+            raise reading.errors[0]
+        return output

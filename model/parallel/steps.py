@@ -16,7 +16,7 @@ from model.forward import ForwardBatch, ImageFeatures
 from model.parallel.wire import WireError, pack_arrays, unpack_arrays
 
 INT32, INT64, FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
-LAYOUT = ((INT64, 1), (INT64, 1), (INT32, 2), (INT64, 2), (INT64, 2), (INT32, 3), (INT64, 1))
+LAYOUT = ((INT64, 1), (INT64, 1), (INT32, 2), (INT64, 2), (INT64, 2), (INT32, 3), (INT64, 1), (INT64, 1))
 STATES, IMAGES = ((INT64, 2), (INT32, 3)), ((INT64, 1), (FLOAT32, 3))
 """Dtype and dimensions of a step's arrays, and of those that follow where a model has recurrent layers and where a step
 has images, in the order of `pack_step`."""
@@ -30,6 +30,7 @@ class Step:
         tokens: [tokens] int64.
         positions: [axes, tokens] int64.
         wanted: [m] int64. Packed offsets of the tokens whose logits are needed.
+        parts: [k] int64. Those of the tokens whose logits are computed in parts.
         shape: Places of the tokens. Its rows are numbered as its slices.
         images: Features of images, None without images.
     """
@@ -37,6 +38,7 @@ class Step:
     tokens: NDArray[np.int64]
     positions: NDArray[np.int64]
     wanted: NDArray[np.int64]
+    parts: NDArray[np.int64]
     shape: StepShape
     images: ImageFeatures | None = None
 
@@ -62,7 +64,7 @@ def pack_step(batch: ForwardBatch, shape: StepShape, page_size: int) -> bytes:
     return pack_arrays(
         batch.tokens.cpu().numpy(), batch.wanted.cpu().numpy(), slices, batch.positions.cpu().numpy(),
         shape.slots.astype(INT64), shape.tables[:, rows, :pages].astype(INT32), shape.bidirectional.astype(INT64),
-        *more,
+        np.zeros(0, INT64) if batch.parts is None else batch.parts.wanted.cpu().numpy(), *more,
     )  # fmt: skip
 
 
@@ -83,13 +85,14 @@ def unpack_step(content: bytearray, dtype: torch.dtype, device: torch.device) ->
     due = LAYOUT + STATES * with_states + IMAGES * with_images
     if [(array.dtype, array.ndim) for array in arrays] != list(due):
         raise WireError(f"a step has arrays of {[(str(array.dtype), array.ndim) for array in arrays]}")
-    tokens, wanted, slices, positions, slots, tables, bidirectional = arrays[: len(LAYOUT)]
+    tokens, wanted, slices, positions, slots, tables, bidirectional, parts = arrays[: len(LAYOUT)]
     _check(slices.shape[1] == 3, "slices", slices)
     _check(positions.shape[1] == len(tokens) == slots.shape[1] == slices[:, 2].sum(), "positions", positions)
     _check(tables.shape[:2] == (len(slots), len(slices)), "tables", tables)
     _check(len(positions) > 0, "positions", positions)
     _check(len(bidirectional) == len(slices), "bidirectional", bidirectional)
-    _check(bool(((wanted >= 0) & (wanted < len(tokens))).all()), "wanted", wanted)
+    for name, offsets in (("wanted", wanted), ("parts", parts)):
+        _check(bool(((offsets >= 0) & (offsets < len(tokens))).all()), name, offsets)
     segments = _segments(arrays[len(LAYOUT)], arrays[len(LAYOUT) + 1], len(tokens)) if with_states else None
     images = None
     if with_images:
@@ -99,7 +102,7 @@ def unpack_step(content: bytearray, dtype: torch.dtype, device: torch.device) ->
             torch.from_numpy(places).to(device), torch.from_numpy(features).to(device=device, dtype=dtype)
         )
     shape = StepShape(slices, positions[0], slots, tables, bidirectional, segments)
-    return Step(tokens, positions, wanted, shape, images)
+    return Step(tokens, positions, wanted, parts, shape, images)
 
 
 def _segments(runs: NDArray[np.int64], states: NDArray[np.int32], tokens: int) -> StateSegments:

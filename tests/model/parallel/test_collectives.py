@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
@@ -130,6 +130,47 @@ def exchanges(of: type[SharedMemory]) -> bool:
 def test_nobody_writes_where_a_slow_rank_still_reads() -> None:
     assert exchanges(Slow)
     assert not exchanges(OneRoom)
+
+
+class SlowFirst(SharedMemory):
+    """Rank 0 looks at parts of logits when the others have gone on to the next ones."""
+
+    def _exchanged(self, x: Tensor, room: int, widest: int = 0) -> list[Tensor]:
+        parts = super()._exchanged(x, room, widest)
+        if self.shard.rank == 0:
+            time.sleep(0.003)
+        return parts
+
+
+class Unmet(SlowFirst):
+    """And they do not wait for it."""
+
+    begins = False
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        self.begins = True
+        return super().gather(x, widths)
+
+    def meet(self) -> None:
+        if not self.begins:
+            super().meet()
+        self.begins = False
+
+
+def gatherings(of: type[SharedMemory]) -> bool:
+    """Whether rank 0 gets the parts of 20 gatherings in a row, as of the logits of prompts."""
+    with group("shared", 3, of=of) as members:
+        together(members, lambda rank, one: one.gather(torch.ones(4, 16), [16] * 3))
+        made = together(
+            members, lambda rank, one: [one.gather(part_of(rank, i, 1 + i % 4, 16), [16] * 3) for i in range(20)]
+        )
+    whole = [torch.cat([part_of(rank, i, 1 + i % 4, 16) for rank in range(3)], 1) for i in range(20)]
+    return all(map(torch.equal, made[0], whole))
+
+
+def test_parts_of_logits_stay_until_rank_0_has_read_them() -> None:
+    assert gatherings(SlowFirst)
+    assert not gatherings(Unmet)
 
 
 def test_a_rank_that_never_comes_is_not_waited_for_once_it_is_missed() -> None:

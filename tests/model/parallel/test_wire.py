@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from model.attention.backend import AttentionBackend, StepShape
 from model.forward import ForwardBatch, ImageFeatures
+from model.logit_parts import LogitParts
 from model.parallel.steps import pack_step, unpack_moves, unpack_step
 from model.parallel.wire import (
     DTYPES,
@@ -118,8 +119,9 @@ def a_step(images: ImageFeatures | None = None) -> tuple[ForwardBatch, StepShape
     shape = StepShape(slices, positions, slots, tables, np.zeros(2, np.int64))
     places = torch.from_numpy(np.stack([positions, positions + 100]))  # a second axis, as vision-language models have
     batch = ForwardBatch(
-        torch.tensor([7, 8, 9, 10]), places, torch.tensor([2, 3]), cast(AttentionBackend, None), None, images
-    )
+        torch.tensor([7, 8, 9, 10]), places, torch.tensor([2, 3]), cast(AttentionBackend, None), None, images,
+        parts=LogitParts(torch.tensor([0, 1]), lambda _: None),
+    )  # fmt: skip
     return batch, shape
 
 
@@ -129,6 +131,7 @@ def test_a_step_comes_back_with_the_pages_that_it_needs() -> None:
     step = unpack_step(bytearray(pack_step(batch, shape, 4)), torch.bfloat16, CPU)
     assert step.tokens.tolist() == batch.tokens.tolist()
     assert step.wanted.tolist() == batch.wanted.tolist()
+    assert step.parts.tolist() == [0, 1]
     assert step.positions.tolist() == batch.positions.tolist()
     assert step.shape.slices.tolist() == [[0, 3, 3], [1, 8, 1]]
     assert step.shape.tables.tolist() == shape.tables[:, [5, 2], :3].tolist()
@@ -150,6 +153,7 @@ def test_a_step_comes_back_with_the_pages_that_it_needs() -> None:
         (5, np.zeros((1, 2, 3), np.int32), "tables"),
         (6, np.zeros(3, np.int64), "bidirectional"),
         (6, np.zeros(2, np.int32), "arrays of"),
+        (7, np.array([4]), "parts"),
     ],
 )
 def test_a_step_that_does_not_fit_together(number: int, wrong: NDArray, name: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cache_manager.layout import KVLayout
+from model import logit_parts
 from model.architectures.registry import load_model
 from model.backend import StepSizes
 from model.config import read_config
@@ -14,7 +15,8 @@ from model.gguf_weights import open_checkpoint
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.cutoff import scratch_bytes
 from model.gpu.parts import with_kernels
-from model.gpu.working_memory import LOGIT_BYTES, largest_step, measure_steps
+from model.gpu.working_memory import largest_step, measure_steps
+from model.logit_parts import LOGIT_BYTES
 from model.parallel.collective import ONE_RANK
 from tests.model.families import checkpoints
 from tests.model.families.cases import BY_NAME
@@ -36,7 +38,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("kind", ["windows", "qwen3.5", "gemma4"])
-def test_the_largest_steps_are_run(kind: str, tmp_path: Path) -> None:
+def test_the_largest_steps_are_run(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write_ministral(tmp_path, 9, "fs") if kind == "windows" else checkpoints.write(BY_NAME[kind], tmp_path)
     config = read_config(directory)
     layout = config.kv_layout(16, "float32")
@@ -64,6 +66,15 @@ def test_the_largest_steps_are_run(kind: str, tmp_path: Path) -> None:
     )
     assert (without.graphs, without.step) == (0, 3072)
     assert found.total == found.graphs + found.step + found.sampler
+    # A part of the logits of prompts may have more rows than there are draws, up to all tokens of a step.
+    for rows, most in ((1, 1), (7, 7), (999, 20)):
+        monkeypatch.setattr(logit_parts, "PART_BYTES", rows * config.vocabulary * LOGIT_BYTES)
+        with torch.inference_mode():
+            small = measure_steps(
+                decoder, attention, layout, config.rotary_axes, memory, StepSizes(2, config.context, 20), 0
+            )  # fmt: skip
+        draws = scratch_bytes(2, config.vocabulary) + 2 * config.vocabulary * LOGIT_BYTES
+        assert small.sampler == max(draws, most * config.vocabulary * LOGIT_BYTES)
 
 
 @pytest.mark.parametrize(
