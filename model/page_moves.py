@@ -93,8 +93,18 @@ class PageMoves:
         return lost
 
     def export(self, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
-        """Copies pages to the host, see `Runner.export`."""
-        content: NDArray[np.uint8] = self._attention.export(pages, self._groups_of_pages[pages]).cpu().numpy()
+        """Copies pages to the host, up to the first for which the device lacks memory. See `Runner.export`."""
+        content, copied = np.empty((len(pages), self._page_bytes), np.uint8), 0
+        for part in parts_of(pages, self._page_bytes):
+            try:
+                content[copied : copied + len(part)] = self._attention.export(part, self._groups_of_pages[part]).cpu()
+            except torch.OutOfMemoryError:
+                log.warning(
+                    "out of memory: %d of %d pages are not available to another engine, which computes them",
+                    len(pages) - copied, len(pages),
+                )  # fmt: skip
+                return content[:copied]
+            copied += len(part)
         return content
 
     def _with_groups(self, moves: NDArray[np.int32], pages: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -94,18 +94,17 @@ class PageStore:
         intact = np.array([self._checksum(slot) == self.checksums[slot] for slot in filled[:, 0].tolist()], np.bool_)
         if not intact.all():
             log.warning("host slots %s do not hold what was put there", filled[~intact, 0].tolist())
-        loaded = [part[:, 1] for part in parts_of(filled[intact], self._page_bytes) if self._load(part)]
-        return moves[~np.isin(moves[:, 1], np.concatenate(loaded)), 1] if loaded else moves[:, 1]
-
-    def _load(self, moves: NDArray[np.int32]) -> bool:
-        """Copies slots to pages. Returns whether the device had the memory for it."""
-        slots, pages, groups = moves.T
-        try:
-            self._attention.import_pages(pages, groups, self.content[torch.from_numpy(slots.astype(np.int64))])
-        except torch.OutOfMemoryError:
-            log.warning("out of memory: %d pages were not loaded, they are computed anew", len(moves))
-            return False
-        return True
+        lost, lacking = [moves[~np.isin(moves[:, 1], filled[intact, 1]), 1]], 0
+        for part in parts_of(filled[intact], self._page_bytes):
+            slots, pages, groups = part.T
+            try:
+                self._attention.import_pages(pages, groups, self.content[torch.from_numpy(slots.astype(np.int64))])
+            except torch.OutOfMemoryError:
+                lost.append(pages)
+                lacking += len(pages)
+        if lacking:
+            log.warning("out of memory: %d of %d pages were not loaded, they are computed anew", lacking, len(moves))
+        return np.concatenate(lost)
 
     def _checksum(self, slot: int) -> int:
         return zlib.crc32(self.content[slot].numpy().data, self._seed)

@@ -131,7 +131,8 @@ class Runner:
             pages: [n] int32. Pages that no step in flight writes to.
 
         Returns:
-            [n, page_bytes] uint8, pages in canonical form (`AttentionBackend.export`).
+            [m, page_bytes] uint8, pages in canonical form (`AttentionBackend.export`): all n, or where the device lacks
+                memory those before the first that it could not copy.
         """
         return self.page_moves.export(pages)
 

@@ -26,8 +26,8 @@ class EnginePages:
         scheduler: Scheduler of the engine.
         hasher: Hashes the pages.
         numerics: See `EngineInfo`.
-        export: Returns pages of the pool, int32 [n], in canonical form, uint8 [n, page_bytes]. Runs on the engine's
-            thread.
+        export: Returns pages of the pool, int32 [n], in canonical form, uint8 [n, page_bytes]. Fewer where memory is
+            lacking: those before the first that could not be copied. Runs on the engine's thread.
 
     Attributes:
         form: Size and numerics of the pages.
@@ -76,7 +76,7 @@ class EnginePages:
         return pages_to_transfer(self._index.pages[:, self._index.run(hashes)], self._layout)
 
     def _copy(self, hashes: Sequence[BlockHash], needed: Pages) -> list[PageCopy]:
-        """Copies pages up to the first that has been evicted since `_needed` has found them."""
+        """Copies pages up to the first that has been evicted since `_needed` has found them, or lacks memory."""
         nodes = self._index.run(hashes)
         there = needed != NONE
         lost = ((self._index.pages[:, nodes] != needed[:, : len(nodes)]) & there[:, : len(nodes)]).any(axis=0)
@@ -85,9 +85,10 @@ class EnginePages:
             return []
         content = self._export(needed.T[:count][there.T[:count]])
         ends = np.cumsum(np.count_nonzero(there[:, :count], axis=0))
+        count = int(np.searchsorted(ends, len(content), side="right"))
         return [
             PageCopy(self._index.content(node), TransferredPage(there[:, i], part))
-            for i, (node, part) in enumerate(zip(nodes[:count], np.split(content, ends[:-1]), strict=True))
+            for i, (node, part) in enumerate(zip(nodes[:count], np.split(content, ends[:count]), strict=False))
         ]
 
     def compute_seconds(self, tokens: int) -> float | None:

@@ -16,6 +16,7 @@ import torch
 
 from cache_manager.layout import KVLayout
 from model import page_store
+from model.page_moves import PageMoves
 from model.page_store import PageStore
 from model.reference.attention_backend import ReferenceAttention
 from scheduler.events import Submit
@@ -113,6 +114,28 @@ def test_pages_of_another_engine(tmp_path: Path, kind: str, monkeypatch: pytest.
     assert second.scheduler.stats().pages_transferred
 
 
+@pytest.mark.parametrize("kind", ["llama", "windows", "qwen3.5"])
+@pytest.mark.parametrize("every", [1, 5, 1000])
+def test_pages_for_another_engine(
+    tmp_path: Path, kind: str, every: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gets those before the first that does not fit and computes the others; the engine that has them serves on."""
+    directory = write(kind, tmp_path)
+    prompts = random_prompts([70, 33, 90], seed=51)
+    first, second, expected = make_rig(directory, 4, 1024), make_rig(directory, 4, 1024), alone(directory, prompts)
+    first.run({i: make_request(first, prompt, NEW) for i, prompt in enumerate(prompts)})
+    asked = [Submit(i, make_request(second, prompt, NEW), again=True) for i, prompt in enumerate(prompts)]
+    plant(monkeypatch, type(expected.loaded.runner.attention), "export", lacks_memory(every))
+    with caplog.at_level(logging.WARNING, "quire.pages"):
+        second.play({0: [replace(submit, transferred=pages_of(first, submit)) for submit in asked]})
+    check(expected, second, prompts)
+    # The pages of windows and states that a sequence goes on from are the last ones: without them none is of use.
+    assert bool(second.scheduler.stats().pages_transferred) == (every == 1000 or (every == 5 and kind == "llama"))
+    assert bool(caplog.records) == (every < 1000)
+    again = first.run({9: make_request(first, prompts[0], NEW)})
+    assert again[9].tokens == expected.results[0].tokens
+
+
 def test_what_does_not_fit_is_told_once_a_move(caplog: pytest.LogCaptureFixture) -> None:
     layout = KVLayout.uniform(((0, 1),), 2, 6, 4, 5)
     attention = ReferenceAttention(layout, 9, 4, "float32", torch.device("cpu"))
@@ -126,6 +149,25 @@ def test_what_does_not_fit_is_told_once_a_move(caplog: pytest.LogCaptureFixture)
     ]
     store.save(np.array([[7, 3, 0]], np.int32))
     assert store.load(np.array([[0, 1, 0], [3, 2, 0]], np.int32)).tolist() == [1], "slot 0 has nothing that arrived"
+    store.save(np.array([[7, 0, 0], [7, 1, 0]], np.int32))
+    caplog.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch, attention, "import_pages", lacks_memory(2))
+        loads = np.array([[0, 1, 0], [2, 5, 0], [1, 4, 0], [3, 6, 0]], np.int32)
+        with caplog.at_level(logging.WARNING, "quire.pages"):
+            assert sorted(store.load(loads).tolist()) == [4, 5]
+    assert [record.message for record in caplog.records] == [
+        "out of memory: 1 of 4 pages were not loaded, they are computed anew"
+    ]
+    caplog.clear()
+    moves = PageMoves(attention, layout, 9, False, None)
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch, attention, "export", lacks_memory(3))
+        with caplog.at_level(logging.WARNING, "quire.pages"):
+            assert len(moves.export(np.arange(5, dtype=np.int32))) == 2
+    assert [record.message for record in caplog.records] == [
+        "out of memory: 3 of 5 pages are not available to another engine, which computes them"
+    ]
 
 
 @pytest.mark.parametrize(("bytes_of_part", "calls"), [(1, 5), (2, 3), (5, 1), (100, 1)])
