@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cache_manager.layout import KVLayout
 from model.attention.backend import AttentionBackend
-from model.page_store import Store, parts_of
+from model.page_store import Store, copy_or_lose, parts_of
 from scheduler.step import StepPlan
 
 log = logging.getLogger("quire.pages")
@@ -70,10 +70,7 @@ class PageMoves:
         """Copies pages [n, 2] to pages. Returns the targets for which the device lacked memory."""
         lost = list[int]()
         for part in parts_of(copies, self._page_bytes):
-            try:
-                self._attention.copy(part)
-            except torch.OutOfMemoryError:
-                lost += part[:, 1].tolist()
+            lost += copy_or_lose(self._attention, part).tolist()
         if lost:
             log.warning("out of memory: %d of %d pages were not copied, they are computed anew", len(lost), len(copies))
         return lost

@@ -32,6 +32,23 @@ def parts_of(moves: NDArray[Number], page_bytes: int) -> Iterator[NDArray[Number
         yield moves[start : start + size]
 
 
+def copy_or_lose(attention: AttentionBackend, copies: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Copies pages to pages.
+
+    Args:
+        attention: Back end that owns the KV pool.
+        copies: [n, 2] int32. Source page, target page; no page is both.
+
+    Returns:
+        [m] int32. Targets that were not copied: all, if the device lacks memory, else none.
+    """
+    try:
+        attention.copy(copies)
+    except torch.OutOfMemoryError:
+        return copies[:, 1]
+    return copies[:0, 1]
+
+
 class Store(Protocol):
     """Memory that pages are swapped to."""
 

@@ -10,7 +10,7 @@ from model.attention.backend import AttentionBackend
 from model.errors import RankLost
 from model.forward import ForwardBatch, Model
 from model.logit_parts import LogitParts
-from model.page_store import Store
+from model.page_store import Store, copy_or_lose
 from model.parallel.members import FollowerGroup
 from model.parallel.steps import Step, unpack_moves, unpack_step
 from model.parallel.wire import FrameKind, WireError, pack_arrays
@@ -56,7 +56,7 @@ class FollowerLoop:
             case FrameKind.STEP:
                 self._step(unpack_step(content, self._parts.dtype, self._parts.device))
             case FrameKind.COPY:
-                attention.copy(unpack_moves(content, 2))
+                return pack_arrays(copy_or_lose(attention, unpack_moves(content, 2)))
             case FrameKind.POISON:
                 attention.poison(unpack_moves(content, 1))
             case FrameKind.SAVE | FrameKind.LOAD:

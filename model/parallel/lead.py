@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from model.attention.backend import AttentionBackend, StepShape
 from model.errors import RankLost
 from model.forward import ForwardBatch, ForwardOutput, ImageEncoder, Model
 from model.logit_parts import LogitParts
-from model.page_store import Store
+from model.page_store import Store, copy_or_lose
 from model.parallel.members import RankGroup
 from model.parallel.steps import pack_step, unpack_moves
 from model.parallel.wire import FrameKind, pack_arrays
@@ -53,8 +54,17 @@ class RankGroupAttention:
         return self.own.attend(layer, queries, plan.own, sinks)
 
     def copy(self, pages: NDArray[np.int32]) -> None:
+        """Copies pages on all ranks.
+
+        Raises:
+            torch.OutOfMemoryError: A rank lacked memory, so the pages are lost on all ranks.
+            RankLost: A rank has failed.
+        """
         self._group.broadcast(FrameKind.COPY, pack_arrays(pages))
-        self.own.copy(pages)
+        lost = [copy_or_lose(self.own, pages), *_lost_pages(self._group)]
+        if any(map(len, lost)):
+            ranks = ", ".join(str(rank) for rank, some in enumerate(lost) if len(some))
+            raise torch.OutOfMemoryError(f"no memory to copy {len(pages)} pages on rank {ranks}")
 
     def export(self, pages: NDArray[np.int32], groups: NDArray[np.int32]) -> Tensor:
         """Returns rank 0's part of the pages."""
@@ -81,8 +91,12 @@ class RankGroupStore:
     def load(self, moves: NDArray[np.int32]) -> NDArray[np.int32]:
         """Loads pages on all ranks. A page that one rank has lost is lost."""
         self._group.broadcast(FrameKind.LOAD, pack_arrays(moves))
-        lost = [self._own.load(moves), *(unpack_moves(said, 1) for said in self._group.answers(FrameKind.LOST))]
-        return np.unique(np.concatenate(lost))
+        return np.unique(np.concatenate([self._own.load(moves), *_lost_pages(self._group)]))
+
+
+def _lost_pages(group: RankGroup) -> list[NDArray[np.int32]]:
+    """Waits for the pages that each follower has lost, in the order of ranks. Raises RankLost."""
+    return [unpack_moves(said, 1) for said in group.answers(FrameKind.LOST)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -37,11 +37,11 @@ class FrameKind(IntEnum):
     SAID = 4  # follower: its part of an exchange
     HEARD = 5  # rank 0: all parts of an exchange
     STEP = 6  # rank 0: a forward pass, no answer
-    COPY = 7  # rank 0: pages to copy, no answer
+    COPY = 7  # rank 0: pages to copy, answered by LOST
     POISON = 8  # rank 0: pages to fill with NaN, no answer
     SAVE = 9  # rank 0: pages to save in the host tier, no answer
     LOAD = 10  # rank 0: pages to load, answered by LOST
-    LOST = 11  # follower: pages that a LOAD did not restore
+    LOST = 11  # follower: pages that a COPY or a LOAD did not fill
     FAILED = 12  # follower: why it ends
 
 

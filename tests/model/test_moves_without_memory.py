@@ -24,7 +24,7 @@ from scheduler.settings import SchedulerSettings
 from tests.model.test_host_tier import NEW, PLAIN, check, pressed
 from tests.model.test_moves import pages_of, write
 from tests.model.test_parity import random_prompts
-from tests.support.engines import Rig, make_request, make_rig
+from tests.support.engines import GROUPS, Rig, make_request, make_rig
 from tests.support.planted import plant
 from tests.support.swaps import always_swap
 
@@ -95,6 +95,28 @@ def test_copies_of_pages_that_sequences_share(
     expected = run()
     plant(monkeypatch, type(expected.loaded.runner.attention), "copy", lacks_memory(2))
     rig = run()
+    assert {i: r.tokens for i, r in rig.results.items()} == {i: r.tokens for i, r in expected.results.items()}
+    assert rig.scheduler.stats().preemptions > expected.scheduler.stats().preemptions
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["shared memory", "sockets"])
+@pytest.mark.parametrize("lacking", [(0,), (1,), (0, 1)], ids=str)
+def test_copies_for_which_a_rank_lacks_memory(
+    tiny: Path, prompts: list[list[int]], lacking: tuple[int, ...], apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks lose the same pages, and go on."""
+
+    def run(lacking: tuple[int, ...]) -> Rig:
+        rig = make_rig(tiny, 4, 1024, PLAIN, ranks=2, apart=apart)
+        rig.run({9: make_request(rig, prompts[4], 1)})  # by then the follower has loaded
+        attentions = [rig.loaded.runner.attention.own, GROUPS[-1].computers[1].attention]
+        for rank in lacking:
+            plant(monkeypatch, attentions[rank], "copy", lacks_memory(2 + rank))
+        how = {"temperature": 1.0, "seed": 5, "sequence_count": 3}
+        rig.run({i: make_request(rig, prompt, NEW, **how) for i, prompt in enumerate(prompts[:3])})
+        return rig
+
+    expected, rig = run(()), run(lacking)
     assert {i: r.tokens for i, r in rig.results.items()} == {i: r.tokens for i, r in expected.results.items()}
     assert rig.scheduler.stats().preemptions > expected.scheduler.stats().preemptions
 
