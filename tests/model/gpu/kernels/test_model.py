@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cache_manager.layout import KVLayout
-from model import loading
+from model import loading, logit_parts
 from model.architectures.registry import load_model
 from model.backend import StepSizes
 from model.config import ModelConfig
@@ -19,6 +19,7 @@ from model.gpu.draws import GpuOps, start_draws
 from model.gpu.graphs import CudaRecorder, GraphDecoder, Recorder, Work, why_not
 from model.gpu.parts import with_kernels
 from model.gpu.tuning import TileSizes, Tuning
+from model.logit_parts import LOGIT_BYTES
 from model.reference.backend import TorchBackend
 from model.weight_formats.scratch import Scratch
 from scheduler.settings import SchedulerSettings
@@ -26,6 +27,8 @@ from tests.model.families import checkpoints
 from tests.model.families.cases import BY_NAME
 from tests.model.gpu.kernels.device import DEVICE, INTERPRETED, compute_in
 from tests.model.test_parity import ENDLESS, random_prompts
+from tests.model.test_prompt_logprobs import Told, asking
+from tests.model.test_prompt_logprobs import run as logprobs
 from tests.support.checkpoints import write_ministral
 from tests.support.engines import Rig, make_request, make_rig
 
@@ -72,6 +75,17 @@ def with_products(*args: Any) -> Decoder:
     return load_model(config, checkpoint, dtype, device, quantization, maker, ranks)
 
 
+def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the kernels in the place of the reference."""
+    monkeypatch.setattr("model.layers.onednn_multiplies", lambda _: False)  # weights as a GPU has them
+    monkeypatch.setattr(TorchBackend, "attention", on_kernels)
+    monkeypatch.setattr(TorchBackend, "logit_ops", GpuOps())
+    monkeypatch.setattr(TorchBackend, "model", as_graphs)
+    monkeypatch.setattr(TorchBackend, "starter", staticmethod(start_draws))
+    monkeypatch.setattr(loading, "load_model", with_products)
+    REPLAYED.clear()
+
+
 @pytest.mark.parametrize(
     ("kind", "page_size", "quantization"),
     [
@@ -104,13 +118,7 @@ def test_tokens_and_logits_are_those_of_the_reference(
         directory = checkpoints.write(BY_NAME[kind], tmp_path)
     pages = 300 if kind == "mamba2" else 80
     expected = run(directory, page_size, quantization, pages)
-    monkeypatch.setattr("model.layers.onednn_multiplies", lambda _: False)  # weights as a GPU has them
-    monkeypatch.setattr(TorchBackend, "attention", on_kernels)
-    monkeypatch.setattr(TorchBackend, "logit_ops", GpuOps())
-    monkeypatch.setattr(TorchBackend, "model", as_graphs)
-    monkeypatch.setattr(TorchBackend, "starter", staticmethod(start_draws))
-    monkeypatch.setattr(loading, "load_model", with_products)
-    REPLAYED.clear()
+    use_kernels(monkeypatch)
     found = run(directory, page_size, quantization, pages)
     assert len(REPLAYED) >= NEW
     assert type(found.loaded.runner.attention) is TritonAttention
@@ -119,3 +127,24 @@ def test_tokens_and_logits_are_those_of_the_reference(
     for place, logits in expected.logits.items():
         allowed = 3e-5 * max(10.0, float(np.abs(logits).max()))
         np.testing.assert_allclose(found.logits[place], logits, atol=allowed, rtol=0)
+
+
+def test_logprobs_of_prompts_do_not_depend_on_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps as graphs, whose output layer runs for each part."""
+    directory = write_ministral(tmp_path, 9, "fs")
+    use_kernels(monkeypatch)
+
+    def told() -> Told:
+        scheduling = SchedulerSettings(max_sequences=3, max_batched_tokens=32, prefill_chunk=13, steps_in_flight=2)
+        rig = make_rig(directory, 16, 200, scheduling, queue=ENDLESS, backend="reference", device=DEVICE.type)
+        return logprobs(rig, {i: asking(rig, prompt) for i, prompt in enumerate(random_prompts([20, 3, 1], seed=6))})
+
+    expected = told()
+    monkeypatch.setattr(logit_parts, "PART_BYTES", 4 * 320 * LOGIT_BYTES)
+    found = told()
+    assert REPLAYED
+    assert {i: one.keys() for i, one in found.items()} == {i: one.keys() for i, one in expected.items()}
+    for i, positions in expected.items():
+        for position, (chosen, rank, ids, top) in positions.items():
+            # Products of other numbers of rows may round otherwise.
+            assert found[i][position] == (pytest.approx(chosen, abs=1e-4), rank, ids, pytest.approx(top, abs=1e-4))
