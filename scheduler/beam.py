@@ -24,7 +24,7 @@ class Hypothesis:
         before: None for the first token.
         total: Sum of the logprobs of all its tokens.
         chosen: Logprob of this token.
-        rank: Rank of this token among all, 1 is the likeliest.
+        rank: Rank of this token among all, 1 is the likeliest; beside a constraint among allowed ones.
         top_ids: [alternatives] likeliest first, as its row offered them.
         top: [alternatives] their logprobs.
     """

@@ -140,7 +140,7 @@ class Results:
                 self._running.advance(attempt)
             if search.is_over:
                 if len(search.finished) < search.count:
-                    message = f"structured_output has {len(search.finished)} outputs, sequence_count is {search.count}"
+                    message = f"the search found {len(search.finished)} outputs, sequence_count is {search.count}"
                     self._running.end_attempt(attempt, EndReason.STUCK, message=message)
                     continue
                 del self._running.beams[attempt]

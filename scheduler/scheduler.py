@@ -116,7 +116,7 @@ class Scheduler:
         self._in_flight: deque[InFlight] = deque()
         self._steps = 0
         self._swap_cost = SwapCost()
-        self._closing_time = ClosingTime(self.rows)
+        self._closing_time = ClosingTime(self.rows, settings.depth)
         self._step_time = None if settings.target_itl is None else StepTime()
         self._last_commit = -math.inf
 

@@ -99,7 +99,8 @@ class ProcessorRows:
         if not found:
             return None, 0
         taken, row = max(found)
-        return self._masks[row].copy(), taken
+        copied = self._masks[row].copy()
+        return copied, 0 if copied is None else taken
 
     def leave(self, row: int) -> None:
         """Drops the processors of a sequence that has ended."""
@@ -191,6 +192,8 @@ class ProcessorRows:
             if (mask := self._masks.get(int(rows[place]))) is not None and mask.near:
                 likeliest = torch.topk(left[i], min(int(most[place]), left.shape[1]))
                 tokens = likeliest.indices[likeliest.values > -torch.inf].tolist()
+                if not tokens:  # its logits are no numbers
+                    continue
                 kept = torch.tensor(mask.closable(tokens, until), device=left.device)
                 narrow = torch.full_like(left[i], -torch.inf)
                 narrow[kept] = logits[int(place), kept]

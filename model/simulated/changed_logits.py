@@ -106,7 +106,8 @@ class ChangedRow:
             return NO_TOKEN
         sums = cumulative(changed[order], self.controls)
         token = int(order[drawn_ranks(sums[None], np.array([noise]))[0]])
-        return self.mask.settled(token) if self.mask is not None and self.mask.near else token
+        settles = self.mask is not None and self.mask.near and not self.controls.searching
+        return self.mask.settled(token) if settles and self.mask is not None else token
 
     def offered(self, logits: Floats, position: int, most: int) -> tuple[Ints, NDArray[np.bool_]]:
         """Returns the likeliest tokens after the changes, [most], likeliest first, and which of them are allowed.

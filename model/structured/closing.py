@@ -15,6 +15,7 @@ What is kept depends on the output alone, so that it is the same after a preempt
 that runs out of time may find more elsewhere.
 """
 
+import copy
 from collections.abc import Sequence
 
 from model.inputs.completion import Completions
@@ -46,7 +47,7 @@ class Closing:
         self._offset = 0  # of the positions at which completions are looked at, so that not all rows do in one step
         self._given_up = False
         self._path: list[int] | None = None  # completes the output so far
-        self._next: tuple[int, list[int] | None] | None = None  # a drawn token, and the path behind it
+        self._next: dict[int, list[int] | None] = {}  # paths behind drawn tokens
 
     @property
     def near(self) -> bool:
@@ -69,20 +70,21 @@ class Closing:
     def _is_near(self, position: int) -> bool:
         return not self._given_up and position + AHEAD * self._longest + MORE >= self._most
 
-    def settled(self, matcher: Matcher, token: int) -> int:
+    def settled(self, matcher: Matcher, token: int, search: bool = True) -> int:
         """Returns the token that is kept in place of a drawn one.
 
         Args:
             matcher: The constraint before the token. It is not changed.
             token: The drawn token.
+            search: Look for another completion behind the token where the known one does not fit.
         """
         if (path := self._path_here(matcher)) is None:
             return token
         left = self._left(path)
-        behind = self._path_behind(matcher, path, token, left - 1)
+        behind = self._path_behind(matcher, path, token, left - 1, search)
         if behind is None or len(behind) >= left:
             token, behind = (path[0], path[1:]) if path else (self._completions.end, [])
-        self._next = token, behind
+        self._next[token] = behind
         return token
 
     def drew(self, matcher: Matcher, token: int) -> None:
@@ -94,22 +96,38 @@ class Closing:
         """
         if self.near:
             if (path := self._path_here(matcher)) is not None:
-                known = self._next is not None and self._next[0] == token
-                behind, room = self._next[1] if known and self._next else None, self._all - self._position - 1
-                self._path = behind if known else self._path_behind(matcher, path, token, room)
-                self._given_up = self._path is None
-        elif not self._given_up and (self._position + self._offset) % EVERY == 0:
-            path = self._find(matcher, ANY)
-            self._longest = max(self._longest, len(path or ()))
+                room = self._all - self._position - 1
+                known = token in self._next
+                self._path = self._next[token] if known else self._path_behind(matcher, path, token, room)
+                if self._path is None:
+                    self._give_up()
+        else:
+            self._path = None  # of an output that went on since
+            if not self._given_up and (self._position + self._offset) % EVERY == 0:
+                path = self._find(matcher, ANY)
+                self._longest = max(self._longest, len(path or ()))
         self._watch_reasoning(token)
         if not self._position:
             self._offset = token % EVERY
-        self._next = None
+        self._next = {}
         self._position += 1
 
     def close_within(self, most: int) -> None:
         """Has the output be complete within fewer tokens, where it can. most: tokens of the whole output."""
-        self._most = min(self._most, most)
+        self._most = min(self._all, most)
+
+    def copy(self) -> "Closing":
+        """Returns it in the same state, within all tokens: who goes on from there may have more time."""
+        made = copy.copy(self)
+        made._most, made._next = self._all, dict(self._next)
+        return made
+
+    def _give_up(self) -> None:
+        """Closes the output no more; where it had fewer tokens for lack of time alone, within these no more."""
+        if self._most < self._all and self._position + AHEAD * self._longest + MORE < self._all:
+            self._most, self._path = self._all, None
+        else:
+            self._given_up = True
 
     def _left(self, path: Sequence[int]) -> int:
         """Returns within how many tokens the output is to be complete. path: completes it so far."""
@@ -120,10 +138,14 @@ class Closing:
         left = self._all - self._position
         if self._path is None:
             self._path = self._find(matcher, left)
-        self._given_up = self._path is None or len(self._path) > left
-        return None if self._given_up else self._path
+        if self._path is None or len(self._path) > left:
+            self._give_up()
+            return None
+        return self._path
 
-    def _path_behind(self, matcher: Matcher, path: list[int], token: int, room: int) -> list[int] | None:
+    def _path_behind(
+        self, matcher: Matcher, path: list[int], token: int, room: int, search: bool = True
+    ) -> list[int] | None:
         """Returns a completion of the output with one more token.
 
         Args:
@@ -131,6 +153,7 @@ class Closing:
             path: A completion without it.
             token: The token.
             room: Tokens that it may have.
+            search: As in `settled`.
         """
         if path and token == path[0]:
             return path[1:]
@@ -142,7 +165,7 @@ class Closing:
         completed = behind.deep_copy()
         if completed.try_consume_tokens(path) == len(path) and completed.is_accepting():
             return path
-        return self._find(behind, room)
+        return self._find(behind, room) if search else None
 
     def _find(self, matcher: Matcher, room: int) -> list[int] | None:
         """Returns a completion; None where none is found. room: tokens that it may have."""

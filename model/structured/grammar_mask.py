@@ -99,35 +99,37 @@ class GrammarMask:
         if self._over > LENIENCE:
             self._matcher = _fault_of(matcher, TOO_SLOW)
 
-    def settled(self, token: int) -> int:
-        """Returns the token that is kept in place of a drawn one, so that the output can be completed in time."""
+    def settled(self, token: int, search: bool = True) -> int:
+        """Returns the token that is kept in place of a drawn one, so that the output can be completed in time.
+
+        Args:
+            token: The drawn one.
+            search: As in `Closing.settled`.
+        """
         if self._closing is None or isinstance(self._matcher, RequestFault):
             return token
-        return self._closing.settled(self._matcher, token)
+        return self._closing.settled(self._matcher, token, search)
 
     def closable(self, tokens: Sequence[int], until: float) -> list[int]:
         """Returns tokens that a search may go on with: the output behind each can be completed in time.
 
         Args:
             tokens: The likeliest allowed ones, likeliest first.
-            until: Processor time of this thread, after which no more than the first one is looked at.
+            until: Processor time of this thread, after which no other completion than the known one is looked for.
 
         Returns:
             Those of them that are kept, and a completion's next token where one is not.
         """
-        kept = list[int]()
-        for token in tokens:
-            kept.append(self.settled(token))
-            if time.thread_time() > until:
-                break
+        kept = [self.settled(token, time.thread_time() < until) for token in tokens]
         return list(dict.fromkeys(kept))
 
-    def copy(self) -> "GrammarMask":
-        """Returns a mask in the same state, which goes on by itself."""
+    def copy(self) -> "GrammarMask | None":
+        """Returns a mask behind the same tokens, which goes on by itself; None where this one has failed."""
+        if isinstance(self._matcher, RequestFault):
+            return None
         made = copy.copy(self)
-        if not isinstance(self._matcher, RequestFault):
-            made._matcher = self._matcher.deep_copy()
-        made._closing = copy.copy(self._closing)
+        made._matcher, made._over = self._matcher.deep_copy(), 0.0
+        made._closing = None if self._closing is None else self._closing.copy()
         return made
 
     @property

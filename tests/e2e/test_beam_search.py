@@ -150,6 +150,6 @@ def test_a_search_with_too_few_outputs_says_how_many_there_are(server: RunningSe
         spec.structured_output.choice.texts.extend(["a", "b"])
         spec.stopping.ignore_eos = False
 
-    with pytest.raises(grpc.RpcError, match="structured_output has 2 outputs, sequence_count is 3") as refused:
+    with pytest.raises(grpc.RpcError, match="the search found 2 outputs, sequence_count is 3") as refused:
         server.stub(channel).Generate(pb.GenerateRequest(spec=request_of(two).spec))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

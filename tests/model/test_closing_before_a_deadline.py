@@ -88,6 +88,28 @@ def test_so_are_those_of_a_search(llama: Path) -> None:
         json.loads(tokenizer().decode(tokens[:-1], skip_special_tokens=False))
 
 
+def test_a_search_with_time_does_not_end_with_another(llama: Path) -> None:
+    """It forks no mask that another request's deadline has bounded, though both have the same constraint."""
+
+    def run(*deadlines: float | None) -> list[list[int]]:
+        rig = make_rig(llama)
+        takes_time(rig)
+        begun = {99: constrained(rig, PROMPTS[0], LONG, 40, SHORT), 98: constrained(rig, PROMPTS[1], LONG, 40, SHORT)}
+        rig.run(begun)
+        searches = {
+            i: replace(constrained(rig, PROMPTS[2], LONG, 90, SHORT, beam=Beam(4)), deadline=deadline)
+            for i, deadline in enumerate(deadlines)
+        }
+        results = rig.run(searches)
+        return [results[i].tokens for i in searches]
+
+    (alone,) = run(None)
+    first, second, third = run(30 * TURN, None, 30 * TURN)
+    assert second == alone
+    assert first != alone
+    assert third != alone
+
+
 def test_without_it_they_are_cut_off(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault: nobody tells the rows that their time runs out."""
 

@@ -208,7 +208,7 @@ def test_fewer_outputs_than_are_wanted_are_an_error_that_says_so(llama: Path) ->
     results = rig.run({1: few, 2: beside})
     ends = [results[key_of(1, index)].end for index in range(3) if key_of(1, index) in results]
     assert {end.reason for end in ends if end} == {EndReason.STUCK}
-    assert {end.message for end in ends if end} == {"structured_output has 2 outputs, sequence_count is 3"}
+    assert {end.message for end in ends if end} == {"the search found 2 outputs, sequence_count is 3"}
     assert {bytes(results[key_of(2, index)].tokens[:1]) for index in range(2)} == {
         bytes(tokenizer().encode(text, add_special_tokens=False)) for text in "ab"
     }
