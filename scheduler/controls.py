@@ -43,12 +43,7 @@ NO_LOGITS_PARAMS = LogitsParams()
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """Controls of the draws for one sequence.
-
-    top_logprobs: -1 none, 0 the drawn token's only. searching: the sequence is a hypothesis of a beam search. The
-    search says which token it goes on with, so a draw changes nothing, and its alternatives are tokens that the changes
-    of the logits leave; a forbidden one has the logprob -inf.
-    """
+    """Controls of the draws for one sequence. top_logprobs: -1 none, 0 the drawn token's only."""
 
     temperature: float
     top_p: float
@@ -58,4 +53,3 @@ class Controls:
     top_logprobs: int = -1
     logits_params: LogitsParams = NO_LOGITS_PARAMS
     prompt_logprobs: bool = False
-    searching: bool = False

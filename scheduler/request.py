@@ -81,5 +81,4 @@ class Request:
         """Controls of its draws. A beam search chooses among twice as many alternatives as it is wide."""
         if self.beam is None:
             return self.controls
-        most = max(2 * self.beam.width, self.controls.top_logprobs)
-        return replace(self.controls, top_logprobs=most, searching=True)
+        return replace(self.controls, top_logprobs=max(2 * self.beam.width, self.controls.top_logprobs))

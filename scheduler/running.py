@@ -137,6 +137,7 @@ class Running:
                 request.images,
                 request.scope.bidirectional,
                 transfer,
+                request.beam is not None,
             )
         )
 

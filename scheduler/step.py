@@ -44,6 +44,9 @@ class Join:
         images: Images of the prompt, in order.
         bidirectional: Tokens at the front that are a bidirectional prefix.
         transfer: Content for pages of the row, put in before anything is computed.
+        searching: The sequence is a hypothesis of a beam search. The search says which token it goes on with, so a draw
+            changes nothing, and its alternatives are tokens that the changes of the logits leave; a forbidden one has
+            the logprob -inf.
     """
 
     row: int
@@ -54,6 +57,7 @@ class Join:
     images: tuple[PromptImage, ...] = ()
     bidirectional: int = 0
     transfer: KVTransfer | None = None
+    searching: bool = False
 
 
 def transfer_bytes(joins: Iterable[Join]) -> int:

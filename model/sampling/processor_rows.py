@@ -65,8 +65,8 @@ class ProcessorRows:
         self._masks.pop(row, None)
         self._outputs.pop(row, None)
         self._jumping.discard(row)
-        self.searching[row] = join.controls.searching
-        mask, taken = self._forked(params, output.tolist()) if join.controls.searching else (None, 0)
+        self.searching[row] = join.searching
+        mask, taken = self._forked(params, output.tolist()) if join.searching else (None, 0)
         if mask is None:
             mask = GrammarMask.of(params, self._sources.grammars)
         self._rows[row] = [(KINDS.index(type(one)), one) for one in made if one is not None]
@@ -82,7 +82,7 @@ class ProcessorRows:
                 self._jumping.add(row)
         for token in known[taken:]:
             self._drew(row, token)
-        if mask is not None and join.controls.searching:
+        if mask is not None and join.searching:
             self._outputs[row] = params, known
 
     def _forked(self, params: LogitsParams, output: list[int]) -> tuple[GrammarMask | None, int]:

@@ -52,12 +52,14 @@ class ChangedRow:
         prompt: [n] int32. Tokens of its prompt.
         output: Tokens that it has drawn.
         mask: Constraint on its output, None where there is none.
+        searching: It is a hypothesis of a beam search, as in `Join`.
     """
 
     controls: Controls
     prompt: NDArray[np.int32]
     output: list[int] = field(default_factory=list)
     mask: GrammarMask | None = None
+    searching: bool = False
 
     def drew(self, token: int) -> None:
         """Records a token of the output."""
@@ -106,7 +108,7 @@ class ChangedRow:
             return NO_TOKEN
         sums = cumulative(changed[order], self.controls)
         token = int(order[drawn_ranks(sums[None], np.array([noise]))[0]])
-        settles = self.mask is not None and self.mask.near and not self.controls.searching
+        settles = self.mask is not None and self.mask.near and not self.searching
         return self.mask.settled(token) if settles and self.mask is not None else token
 
     def offered(self, logits: Floats, position: int, most: int) -> tuple[Ints, NDArray[np.bool_]]:

@@ -75,7 +75,7 @@ class SimulatedRows:
         self.leave(row)
         if changes_logits(controls.logits_params):
             mask = GrammarMask.of(self._bounded(row, controls.logits_params), self._grammars)
-            self._changed[row] = changed = ChangedRow(controls, prompt, mask=mask)
+            self._changed[row] = changed = ChangedRow(controls, prompt, mask=mask, searching=join.searching)
             for token in join.tokens[join.prompt_count :].tolist():
                 changed.drew(token)
         if controls.prompt_logprobs and len(join.tokens) == join.prompt_count:
@@ -95,7 +95,7 @@ class SimulatedRows:
     def force(self, row: int, token: int) -> None:
         """Replaces the token that a row drew last."""
         changed = self._changed.get(row)
-        if changed is not None and changed.controls.searching:
+        if changed is not None and changed.searching:
             changed.drew(token)
 
     def close_within(self, row: int, most: int) -> None:
@@ -128,7 +128,7 @@ class SimulatedRows:
             likely, logits = np.append(END, ids)[:CANDIDATES] if end else ids, whole_logits(ids, end, END)
             try:
                 tokens[i], rank = self._draw_changed(row, position, likely, logits, float(noise[i]))
-                if self._changed[row].controls.searching:
+                if self._changed[row].searching:
                     offers[i] = self._offered(row, position, likely, logits, wanted)
             except RequestFault as fault:
                 faults.append((row, str(fault)))
@@ -151,7 +151,7 @@ class SimulatedRows:
         """Returns the token that a row with changed logits draws, and its place among the likeliest."""
         changed = self._changed[row]
         token = changed.draw(logits, position, noise)
-        if token >= 0 and not changed.controls.searching:
+        if token >= 0 and not changed.searching:
             changed.drew(token)
         found = np.flatnonzero(likely == token)
         return token, int(found[0]) if len(found) else CANDIDATES

@@ -44,7 +44,7 @@ def test_ends_that_are_no_results_say_what_they_mean(reason: EndReason, code: st
     assert failure is not None
     assert (failure.code, failure.reason) == (code, told)
     assert (failure.retry_after is not None) == again == ("RetryInfo" in details(failure))
-    assert ("why" in failure.message) == (reason is EndReason.FAULT)
+    assert ("why" in failure.message) == (reason in (EndReason.FAULT, EndReason.STUCK))
 
 
 @pytest.mark.parametrize("seconds", [0.25, 1.0, 7.5, 0.0])
