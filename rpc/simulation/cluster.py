@@ -183,6 +183,12 @@ class Cluster:
         self._sample(now)
         return self._serving(begin, now)
 
+    @property
+    def engines(self) -> list[tuple[Replica, SimulatedEngine]]:
+        """Engines that live and take requests: each as the frontend knows it, and itself."""
+        alive = (node for node in self._serving_nodes() if node.dead_since is None)
+        return [(node.replica, node.engine) for node in alive if node.engine is not None]
+
     def _at(self, when: float, happen: Callable[[float], None]) -> None:
         self._made += 1
         heapq.heappush(self._events, (when, self._made, happen))
@@ -308,7 +314,8 @@ class Cluster:
 
     def _send(self, request: int, submit: Submit, now: float) -> None:
         """Sends a request to an engine, or keeps it for a time until there is one."""
-        if request in self.ledger.cut:  # its client left while its engine was dead
+        # Its client left while its engine was dead, or had enough when it died.
+        if request in self.ledger.cut or self.ledger.tokens[request] >= self._stops[request]:
             self._close(request, EndReason.FINISHED)
             return
         nodes = self._serving_nodes()
