@@ -241,13 +241,20 @@ class SchedulerDriver:
             if key < latest and key[0] not in self.scheduler.held:
                 computing = self.oracle.computing(key, self._tokens_of(sequence)) if on else []
                 waits = any(other in running or other < latest for other in computing)
-                law(waits or self._may_be_passed(sequence), f"{latest} starts before {key}, who waits for no page")
+                starts = any(mirror.key[0] == key[0] for mirror in joined)
+                law(
+                    waits or self._may_be_passed(sequence, starts),
+                    f"{latest} starts before {key}, who waits for no page",
+                )
                 self.overtaken += waits
 
-    def _may_be_passed(self, sequence: Waiting) -> bool:
-        """Whether those that start before a sequence have done so for less than the time in which they may."""
+    def _may_be_passed(self, sequence: Waiting, starts: bool) -> bool:
+        """Whether those that start before a sequence have done so for less than the time in which they may.
+
+        starts: another sequence of its request starts in this turn, since when it counts as served, as a preempted one.
+        """
         since = self._passed.setdefault(sequence.key, self.turn)
-        return not sequence.preempted and self.turn - since < self.workload.settings.backfill_time
+        return (starts or not sequence.preempted) and self.turn - since < self.workload.settings.backfill_time
 
     def _tokens_of(self, sequence: Waiting) -> list[int]:
         """Returns the tokens of a sequence that waits; those of a hypothesis were not told."""

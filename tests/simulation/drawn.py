@@ -169,7 +169,7 @@ def _deployment(rng: Random) -> Deployment:
 
 def _client(rng: Random, stems: list[list[int]], most: int) -> Client:
     stem = rng.choice(stems)[: rng.choice((0, 4, 12, 20))]
-    prompt = [*stem, *(rng.randrange(3, 1000) for _ in range(rng.randint(1, 16)))]
+    prompt = [*stem, *(rng.randrange(3, 1000) for _ in range(rng.randint(1, 15)))]
     output, at = rng.randint(1, 6), rng.choice((0.0, 0.0, 1.0, rng.uniform(0, ARRIVALS_SECONDS)))
     deadline = rng.uniform(0.1, 4) if rng.random() < 0.2 else None
     leaves = at + rng.uniform(0, 3) if rng.random() < 0.2 else None
