@@ -29,7 +29,7 @@ class ClosingTime:
 
         Args:
             rows: Batch rows.
-            steps_in_flight: A search goes on in every so-manieth step: it waits for what its hypotheses draw.
+            steps_in_flight: A search has a token in one of so many steps, as it waits for the draws of its hypotheses.
         """
         self._rows, self._steps_in_flight = rows, steps_in_flight
         self._last = deque[float](maxlen=STEPS)

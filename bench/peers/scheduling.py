@@ -52,7 +52,7 @@ NONE = "-"  # in place of figures of a side that has no setting for a case
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a step brings.
+    """Outcome of a step.
 
     Attributes:
         drew: Numbers of the requests that drew a token.

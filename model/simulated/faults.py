@@ -48,7 +48,7 @@ class Fault:
 
 
 class StepFaults:
-    """What faults of one engine do to the time of its steps. Kills are not among them."""
+    """Effect of one engine's faults on the time of its steps. Kills are not among them."""
 
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
         """faults: Of this engine, at seconds since its start."""

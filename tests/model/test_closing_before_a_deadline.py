@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from model.structured import grammar_store
 from scheduler.closing_time import ClosingTime
 from scheduler.events import Abort, EndReason, Submit
 from scheduler.parameters import Beam
@@ -15,9 +14,10 @@ from scheduler.settings import SchedulerSettings
 from scheduler.step import NO_CLOSING, Ints
 from scheduler.structured import Structured
 from tests.model.test_parity import random_prompts
-from tests.model.test_structured_output import END, constrained, tokenizer
-from tests.support.checkpoints import write_llama
+from tests.model.test_structured_output import END, constrained, llama, searches_have_time, tokenizer
 from tests.support.engines import Rig, key_of, make_rig
+
+__all__ = ["llama", "searches_have_time"]  # fixtures
 
 PROMPTS = random_prompts([5, 20, 3, 11], seed=4)
 LONG = Structured.json_schema({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
@@ -29,16 +29,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "device draws": {"ahead": True, "settings": SchedulerSettings(max_batched_tokens=512, steps_in_flight=2)},
     "chunked": {"settings": SchedulerSettings(max_batched_tokens=9, prefill_chunk=5, max_sequences=6)},
 }
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=512)
-
-
-@pytest.fixture(autouse=True)
-def searches_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_store, "SECONDS", 10.0)
 
 
 def outputs(rig: Rig, beam: Beam | None = None, drawn: float = 2.0) -> dict[int, tuple[list[int], EndReason | None]]:

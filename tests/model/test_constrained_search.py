@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 from model.inputs.grammar_backends import LLGUIDANCE
 from model.sampling import processor_rows
 from model.sampling.processor_rows import ProcessorRows
-from model.structured import grammar_store
 from model.structured.forcing import Forcing
 from model.structured.grammar_mask import GrammarMask
 from model.structured.vocabulary import load_vocabulary
@@ -25,10 +24,11 @@ from scheduler.parameters import Beam
 from scheduler.settings import SchedulerSettings
 from scheduler.structured import Structured
 from tests.model.test_parity import BOTH, CHUNKED, PIPELINED, random_prompts
-from tests.model.test_structured_output import END, PERSON, SCHEMA, constrained, tokenizer
-from tests.support.checkpoints import write_llama
+from tests.model.test_structured_output import END, PERSON, SCHEMA, constrained, llama, searches_have_time, tokenizer
 from tests.support.engines import Rig, key_of, make_rig
 from tests.support.grammar_backends import BACKENDS, matcher
+
+__all__ = ["llama", "searches_have_time"]  # fixtures
 
 MOST = 16
 PROMPTS = random_prompts([1, 6, 21], seed=8)
@@ -44,15 +44,8 @@ SEARCHES = [(1, 1, 1.0), (3, 2, 0.0), (4, 4, 2.0), (5, 1, -0.5)]
 Result = tuple[list[int], float]
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=512)
-
-
 @pytest.fixture(autouse=True)
-def searches_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that runs out of time finds more or less, by the machine."""
-    monkeypatch.setattr(grammar_store, "SECONDS", 10.0)
+def hypotheses_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor_rows, "SLOW", 10.0)
 
 

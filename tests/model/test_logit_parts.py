@@ -135,7 +135,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def seen(directory: Path, tokens: int, **kind: Any) -> LogitWatch:
-    """What a prompt of this length takes for its logprobs, with alternatives."""
+    """Returns the tensors that logprobs of a prompt of this length take, with alternatives."""
     scheduling = SchedulerSettings(max_sequences=4, max_batched_tokens=1024)
     rig = make_rig(directory, settings=scheduling, queue=ENDLESS, **kind)
     with LogitWatch(WIDE) as watch:

@@ -197,7 +197,7 @@ def test_bars_of_a_request_cover_its_latency(workload: Workload) -> None:
 
 
 def test_bars_too_close_to_be_told_apart_are_one(recorded: Path) -> None:
-    """Of 20,000 turns between two phases, a page has no 20,000 bars."""
+    """A page has no 20,000 bars of 20,000 turns between two phases."""
     found = Explanation(read_recording(recorded))
     one = found.timelines[3]
     phases = TimelinePhase.DECODE, TimelinePhase.SAT_OUT
@@ -224,7 +224,7 @@ def test_explain_names_a_request_that_is_not_there(recorded: Path) -> None:
 def test_explain_gives_requests_the_numbers_of_their_frontend(
     tmp_path: Path, connections: tuple[int, ...], shown: list[str] | None
 ) -> None:
-    """Where two frontends have the same number, all are shown with those of their connections."""
+    """All have those of their connections, where two frontends have the same number."""
     attempts = [connection << LOCAL_BITS | n for n, connection in enumerate(connections, 1)]
     if shown is None:
         attempts[2] = 2

@@ -73,7 +73,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """What a seed stands for.
+    """Deployment and clients that a seed stands for.
 
     Attributes:
         deployment: Engines, router, faults.

@@ -50,7 +50,7 @@ def run(directory: Path, ranks: int, **kind: Any) -> Rig:
 
 @dataclass(frozen=True)
 class Said:
-    """What is left of a rig that has run: a model less. logits, results: the rig's."""
+    """Outcome of a rig that has run, without its model. logits, results: the rig's."""
 
     logits: Mapping[tuple[Key, int], np.ndarray]
     results: Mapping[Key, Result]

@@ -118,7 +118,7 @@ def test_a_stall_that_happens_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_executors_steps_take_the_time_of_its_faults() -> None:
-    """Of its own clock, which is the server's and not the profile's: a speed changes no time of a fault."""
+    """Times are those of its own clock, the server's and not the profile's: a speed changes no time of a fault."""
     clock, costs, work = Clock(500.0), PROFILE.costs.faster(4.0), np.array([[0, 0, 50]], np.int32)
     faults = [Fault(2, SLOW, 0, 3, 10), Fault(7, STALL, 0, 40)]
     executor = SimulatedExecutor(SimulatedRows(4, 0.0), costs, Timeline(clock, faults))
