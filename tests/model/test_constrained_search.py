@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from model.inputs.grammar_backends import LLGUIDANCE
-from model.sampling import processor_rows
 from model.sampling.processor_rows import ProcessorRows
 from model.structured.forcing import Forcing
 from model.structured.grammar_mask import GrammarMask
@@ -42,11 +41,6 @@ SEARCHES = [(1, 1, 1.0), (3, 2, 0.0), (4, 4, 2.0), (5, 1, -0.5)]
 """Width, results, length penalty."""
 
 Result = tuple[list[int], float]
-
-
-@pytest.fixture(autouse=True)
-def hypotheses_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor_rows, "SLOW", 10.0)
 
 
 def allowed_after(

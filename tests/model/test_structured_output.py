@@ -18,6 +18,7 @@ from model.errors import CheckpointError
 from model.inputs.completion import Completions
 from model.inputs.grammar_backends import LLGUIDANCE, XGRAMMAR
 from model.inputs.tokenizer import Tokenizer
+from model.sampling import processor_rows
 from model.structured import grammar_store
 from model.structured.vocabulary import load_vocabulary
 from scheduler.events import EndReason, Submit
@@ -59,8 +60,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def searches_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that runs out of time finds more or less, by the machine."""
+    """A search for a completion that runs out of time finds more or less, by the machine; so do hypotheses together."""
     monkeypatch.setattr(grammar_store, "SECONDS", 10.0)
+    monkeypatch.setattr(processor_rows, "SLOW", 10.0)
 
 
 @cache
