@@ -193,7 +193,7 @@ def _grammars(directory: Path) -> GrammarStore | None:
 
         return load_vocabulary(directory, config.vocabulary, ends)
 
-    return GrammarStore(vocabulary) if ends else None
+    return GrammarStore(vocabulary, torch.get_num_threads()) if ends else None
 
 
 def load_computer(

@@ -205,7 +205,7 @@ class Runner:
         return lost_all
 
     def close(self) -> None:
-        """Ends the thread that compiles grammars."""
+        """Ends the threads that compile grammars and compute masks."""
         if self._grammars is not None:
             self._grammars.close()
 

@@ -9,6 +9,8 @@ preemption, and updates them with each token of the output so far.
 """
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +28,8 @@ from scheduler.step import Join
 
 Ints = NDArray[np.int64]
 Processor = BuiltIn | UserProcessors
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 KINDS: tuple[type[Processor], ...] = (*BUILT_IN, UserProcessors)
 """In the order in which they apply, before the constraints on outputs."""
@@ -112,8 +116,14 @@ class ProcessorRows:
 
     def drew(self, rows: Ints, tokens: NDArray[np.int32]) -> None:
         """Updates processors with the tokens that their rows drew, below 0 for a row that drew none."""
-        for i in np.flatnonzero(self.asking[rows] & ~self.searching[rows] & (tokens >= 0)).tolist():
-            self._drew(int(rows[i]), int(tokens[i]))
+        drew = [
+            (int(rows[i]), int(tokens[i]))
+            for i in np.flatnonzero(self.asking[rows] & ~self.searching[rows] & (tokens >= 0)).tolist()
+        ]
+        for row, token in drew:
+            for _, processor in self._rows[row]:
+                processor.drew(token)
+        self._each(lambda one: self._masks[one[0]].drew(one[1]), [one for one in drew if one[0] in self._masks])
 
     def told(self, row: int, token: int) -> None:
         """Updates the processors of a hypothesis with the token that it goes on with."""
@@ -137,8 +147,14 @@ class ProcessorRows:
     def jumps(self, rows: Ints) -> NDArray[np.int32]:
         """Returns the tokens that must come next in these rows, as `StepResult.jumps`."""
         jumping = [row for row in rows.tolist() if row in self._jumping] if self._jumping else []
-        found = [(row, token) for row in jumping for token in self._masks[row].jump()]
+        forced = self._each(GrammarMask.jump, [self._masks[row] for row in jumping])
+        found = [(row, token) for row, tokens in zip(jumping, forced, strict=True) for token in tokens]
         return np.array(found, np.int32) if found else NO_DRAFTS
+
+    def _each(self, call: Callable[[Item], Result], items: list[Item]) -> list[Result]:
+        """Calls with each item, each of another mask, on several threads. Raises what the first one raises."""
+        grammars = self._sources.grammars
+        return [call(item) for item in items] if grammars is None else grammars.threads.map(call, items)
 
     def close_within(self, row: int, most: int) -> None:
         """Has the constrained output of a row be complete within fewer tokens. most: tokens of the whole output."""
@@ -163,13 +179,15 @@ class ProcessorRows:
             rows: [n] int64. Batch rows.
             tokens: [n] int64. Drawn tokens.
         """
-        kept = tokens
-        for i, row in enumerate(rows.tolist()):
-            if (mask := self._masks.get(row)) is not None and mask.near and not self.searching[row]:
-                token = mask.settled(int(tokens[i]))
-                if token != kept[i]:
-                    kept = kept.copy() if kept is tokens else kept
-                    kept[i] = token
+        near = [
+            i
+            for i, row in enumerate(rows.tolist())
+            if (mask := self._masks.get(row)) is not None and mask.near and not self.searching[row]
+        ]
+        if not near:
+            return tokens
+        kept = tokens.copy()
+        kept[near] = self._each(lambda i: self._masks[int(rows[i])].settled(int(tokens[i])), near)
         return kept
 
     def offered(self, logits: Tensor, changed: Tensor, rows: Ints, most: Ints) -> Tensor:
@@ -234,5 +252,6 @@ class ProcessorRows:
                 kind.apply_rows(changed, np.array(which), processors, positions[which])  # type: ignore[arg-type] # all of this kind
         if masked := [i for i in asking if int(rows[i]) in self._masks]:
             masks = [self._masks[int(rows[i])] for i in masked]
+            self._each(GrammarMask.mask, masks)  # each keeps its own
             apply_masks(changed, np.array(masked), masks, forbid)
         return changed

@@ -12,6 +12,7 @@ from model.inputs.completion import Completions
 from model.inputs.grammar_backends import EXTRA, MARK, is_for_xgrammar
 from model.inputs.matcher import Matcher
 from model.structured.forcing import Forcing
+from model.structured.mask_threads import MaskThreads
 
 if TYPE_CHECKING:  # an engine runs without the libraries too, and has no structured output then
     from llguidance import LLTokenizer
@@ -44,14 +45,19 @@ class GrammarStore:
 
     A grammar is cached by its text and by the salt of its tenant, so that none learns from the time of an answer which
     constraints another one has.
+
+    Attributes:
+        threads: They compute the masks of a step.
     """
 
-    def __init__(self, vocabulary: "Callable[[], LLTokenizer]") -> None:
+    def __init__(self, vocabulary: "Callable[[], LLTokenizer]", threads: int = 1) -> None:
         """Begins to read the vocabulary.
 
         Args:
             vocabulary: Loads the model's vocabulary. Called once, in the thread.
+            threads: That compute masks.
         """
+        self.threads = MaskThreads(threads)
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="quire-grammars")
         self._vocabulary = self._compiler.submit(_opened, vocabulary)
         self._lock = threading.Lock()
@@ -173,5 +179,6 @@ class GrammarStore:
             return self._xgrammar
 
     def close(self) -> None:
-        """Ends the thread after the grammar that it compiles."""
+        """Ends the threads, that of the compiler after the grammar that it compiles."""
+        self.threads.close()
         self._compiler.shutdown(wait=False, cancel_futures=True)
