@@ -7,21 +7,24 @@ allows.
 `mask` and `advance` are of one row and one token: which tokens may follow, and the matcher's step. `completion` is a
 search for the end of an output, as some tokens near `max_tokens` need one. `compile` is what an engine does with a
 grammar that it has not seen, `check` what the frontend's process does before, `start` what a request costs whose
-grammar is known. Each library of structured output that is installed has a table of these. In the batch 16 requests of
-32 tokens get 256 tokens each, all of them free and all of them with a schema in turn.
+grammar is known. Each library of structured output that is installed has a table of these. A table of steps has the
+masks of 16 rows, by the number of threads that compute them. In the batch 16 requests of 32 tokens get 256 tokens each,
+all of them free and all of them with a schema in turn.
 
-python -m bench.structured_output [--model qwen3-0.6b] [--rounds 3]
+python -m bench.structured_output [--model qwen3-0.6b] [--rounds 3] [--part batch]
 """
 
 import json
+import os
 import random
 import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -38,6 +41,7 @@ from model.inputs.grammars import grammar_of, limits
 from model.inputs.matcher import Matcher
 from model.structured.forcing import Forcing
 from model.structured.grammar_store import SECONDS
+from model.structured.mask_threads import MaskThreads
 from model.structured.vocabulary import load_vocabulary
 from rpc.offline.llm import LLM
 from scheduler.parameters import Sampling, Stopping
@@ -48,9 +52,20 @@ T = TypeVar("T")
 END = 0
 ROWS, PROMPT, NEW = 16, 32, 256
 WALKS, LONGEST = 20, 200  # random outputs of each constraint, and their tokens
+STEPS = 200
+MEANS = {"median": median, "mean": mean}
 CORPUS = 60 * 2**20  # bytes that the tokenizer is trained on
 
 SHORT = {"type": "string", "maxLength": 40}
+
+
+class Part(StrEnum):
+    """Parts of the measurement."""
+
+    ROW = "row"
+    FORCED = "forced"
+    STEP = "step"
+    BATCH = "batch"
 
 
 def _tool(number: int) -> dict[str, Any]:
@@ -208,6 +223,27 @@ def forced(structured: Structured, text: str, vocabulary: LLTokenizer, forcing: 
     return {"tokens": count, "forced": jumped, "forced_part": jumped / count}
 
 
+def of_a_step(structured: Structured, vocabulary: LLTokenizer, forcing: Forcing) -> dict[str, float]:
+    """Walks 16 rows through random outputs. Returns milliseconds of all masks of a step, by number of threads."""
+    rng, first = random.Random(2), compiler_of(LLGUIDANCE, structured, vocabulary)()
+    counts = [number for number in (1, 2, 4, 8, 16) if number <= len(os.sched_getaffinity(0))]
+    pools = [MaskThreads(number) for number in counts]
+    rows = [first.deep_copy() for _ in range(ROWS)]
+    steps: dict[int, list[float]] = {number: [] for number in counts}
+    for _ in range(STEPS):
+        for number, pool in zip(counts, pools, strict=True):
+            copies = [row.deep_copy() for row in rows]  # a matcher may keep the mask that it has computed
+            masks, seconds = timed(lambda p=pool, them=copies: p.map(forcing.mask, them))  # type: ignore[misc]
+            steps[number].append(seconds)
+        for i, mask in enumerate(masks):
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            if not len(allowed) or not rows[i].consume_token(int(rng.choice(allowed))) or rows[i].is_stopped():
+                rows[i] = first.deep_copy()
+    for pool in pools:
+        pool.close()
+    return {f"{what}_ms_{n}_threads": 1e3 * call(steps[n]) for n in counts for what, call in MEANS.items()}
+
+
 def of_a_batch(llm: LLM, width: int, rounds: int) -> dict[str, dict[str, float]]:
     """Returns output tokens a second of free and of constrained batches, in turns."""
     rng = random.Random(1)
@@ -231,25 +267,31 @@ def of_a_batch(llm: LLM, width: int, rounds: int) -> dict[str, dict[str, float]]
 def main(
     model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "qwen3-0.6b",
     rounds: Annotated[int, typer.Option(help="Batches of each side.")] = 3,
+    parts: Annotated[list[Part] | None, typer.Option("--part", help="A part that is measured; all without it.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure masks, grammars, and a batch in which every row has a schema."""
-    width = MODELS[model]["vocab_size"]
+    width, measured = MODELS[model]["vocab_size"], set(parts or Part)
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         write_tokenizer(directory, width)
         write_model(directory, MODELS[model] | {"eos_token_id": END})
         vocabulary, seconds = timed(lambda: load_vocabulary(directory, width, (END,)))
-        for backend in (name for name in BACKENDS if find_spec(name) is not None):
+        for backend in (name for name in BACKENDS if Part.ROW in measured and find_spec(name) is not None):
             rows = {
                 name: of_one_row(structured, vocabulary, width, backend) for name, structured in CONSTRAINTS.items()
             }
             show(f"{backend}, one row, {width:,} tokens; vocabulary read in {seconds:.2f} s", rows, as_json)
         forcing = Forcing(vocabulary)
-        parts = {name: forced(*output, vocabulary, forcing) for name, output in OUTPUTS.items()}
-        show("Forced tokens of written outputs", parts, as_json)
-        with LLM(str(directory), prefix_cache=False) as llm:
-            show(f"{model}, {ROWS} rows of {NEW} tokens", of_a_batch(llm, width, rounds), as_json)
+        if Part.FORCED in measured:
+            counts = {name: forced(*output, vocabulary, forcing) for name, output in OUTPUTS.items()}
+            show("Forced tokens of written outputs", counts, as_json)
+        if Part.STEP in measured:
+            steps = {name: of_a_step(structured, vocabulary, forcing) for name, structured in CONSTRAINTS.items()}
+            show(f"{LLGUIDANCE}, masks of {ROWS} rows", steps, as_json)
+        if Part.BATCH in measured:
+            with LLM(str(directory), prefix_cache=False) as llm:
+                show(f"{model}, {ROWS} rows of {NEW} tokens", of_a_batch(llm, width, rounds), as_json)
 
 
 if __name__ == "__main__":
