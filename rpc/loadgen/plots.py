@@ -25,7 +25,7 @@ def draw(run: LoadRun, targets: Targets, title: str) -> Figure:
     timed = [one for one in run.seen if one.timed and one.times]
     done = [one for one in timed if one.complete]
     figure = Figure(figsize=(11, 7), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)  # the name of a model may have two dollar signs
     firsts, others, flow, busy = figure.subplots(2, 2).flat
     _shares(firsts, {"TTFT": [one.first for one in timed], "E2E": [one.whole for one in done]}, targets.first)
     _shares(others, {"TPOT": [one.other for one in done if one.other is not None], "ITL": _gaps(timed)}, targets.other)

@@ -38,7 +38,7 @@ def draw(
     """
     rows = 4 if tenants else 3
     figure = Figure(figsize=(11, 10 / 3 * rows), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)  # the name of a file may have two dollar signs
     panels = figure.subplots(rows, 2).flat
     _shares(panels[0], {"TTFT": serving.firsts}, targets.ttft)
     _shares(panels[1], {"ITL": serving.ledger.gaps, "TPOT": serving.others}, targets.itl)
@@ -90,7 +90,7 @@ def _bars(axes: Axes, tenants: Sequence[TenantFigures], latency: str, title: str
     for i, (percent, colour) in enumerate(zip(PERCENTILES, COLOURS, strict=False)):
         values = [1000 * one.figures[f"{latency}, p{percent}"] for one in tenants]
         axes.barh(places + (i - (len(PERCENTILES) - 1) / 2) * height, values, height, label=f"p{percent}", color=colour)
-    axes.set_yticks(places, [one.tenant for one in tenants])
+    axes.set_yticks(places, [one.tenant for one in tenants], parse_math=False)
     axes.invert_yaxis()  # the largest tenant is at the top
     axes.set(xlabel="milliseconds", xlim=(0, None))
     axes.set_title(title)

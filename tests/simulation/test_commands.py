@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,14 @@ def test_tenants_have_figures_in_text_json_and_on_the_page(trace: Path, profile:
     assert row.split()[1] == str(largest["requests"])
     other = json.loads(run(*asked, "--tenants", "12", "--seed", "1", "--json").stdout)
     assert other["tenants"] != first["tenants"]
+
+
+def test_a_files_name_is_no_formula(trace: Path, profile: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    named = shutil.copy(trace, tmp_path / rf"a$\frac$.{trace.name}")
+    done = run("simulate", "--trace", str(named), "--profile", str(profile), "--html", str(page))
+    assert done.exit_code == 0, done.stderr
+    assert "<svg" in page.read_text()
 
 
 def test_tenants_of_a_recording_are_kept(tmp_path: Path) -> None:
