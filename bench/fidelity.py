@@ -2,27 +2,27 @@
 
 A server with random weights takes one part of a trace and records it. Its steps are calibrated on that recording. Then
 it takes the other part, at several rates, while clients measure; the same part is simulated. The traces are those that
-ship: Azure's conversations, and Mooncake's, whose prompts share prefixes. Lengths are shrunk to the model's context.
+ship: Azure's conversations, and Mooncake's, whose prompts share prefixes. Lengths are shrunk to a context, and further
+where the simulation says that the loads would take longer than the run may.
 
 Rates are parts of what the engine can take: the trace at which steps of the simulation fill the time is 1.
 
-python -m bench.fidelity [--model llama-135m] [--loads 0.5,0.8,1.5]
+python -m bench.fidelity [--model llama-135m] [--loads 0.5,0.8,1.5] [--minutes 15] [--json FILE]
 """
 
 import asyncio
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
-from dataclasses import replace
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
-from bench.figures import AsJson, show
+from bench.fidelity_rows import CASES, Case, Report, Row, header, write_arrivals
 from bench.serving import Serving, started
 from bench.shapes import MODELS, write_model
 from rpc.client.security import OPEN
@@ -31,7 +31,7 @@ from rpc.loadgen.drive import LoadRun
 from rpc.loadgen.native import Native
 from rpc.loadgen.run import run_load
 from rpc.loadgen.settings import LoadSettings
-from rpc.loadgen.traces import KNOWN, Arrival, read_trace, scaled, shrink_of
+from rpc.loadgen.traces import Arrival, scaled, shrink_of
 from rpc.paths import demo_directory
 from rpc.simulation.cluster import Cluster
 from rpc.simulation.deployment import Deployment
@@ -40,94 +40,164 @@ from rpc.simulation.served import Serving as Served
 from rpc.simulation.traffic import submits
 from scheduler.profile import Profile
 
-CONTEXT, REQUESTS = 2048, 100
-TRACES = ("azure-conv", "mooncake")
-Floats = NDArray[np.float64]
+LEAST_CONTEXT = 64  # tokens: below, most outputs have one token, and no TPOT
+SERVER_SECONDS = 12.0  # to start and end a server
+MARGIN = 0.9  # of the time that is planned for: loads may take longer than simulated
+WARM_UP = 4  # requests before the measured ones: the first steps of a server are slow
+WARM_UP_CALIBRATING = 20  # up to 8 at a time: steps of few rows, which requests that come all at once hardly have
+QUEUE_SECONDS = 600
+LOOK_SECONDS = 15.0  # between two lines of progress
+ALL_AT_ONCE = 1e6
+"""Factor of a trace's rate at which its requests come together, so that there are steps of all sizes."""
 
 
-def parts(trace: str, folder: Path) -> tuple[Path, Path]:
-    """Writes the first requests of a trace, and those behind them, to files of its format. Returns their paths."""
-    source = KNOWN[trace]
-    lines = source.read_text().splitlines(keepends=True)
-    head, rows = (lines[:1], lines[1:]) if source.suffix == ".csv" else ([], lines)
-    paths = folder / f"first{source.suffix}", folder / f"second{source.suffix}"
-    for path, some in zip(paths, (rows[:REQUESTS], rows[REQUESTS : 2 * REQUESTS]), strict=True):
-        path.write_text("".join(head + some))
-    return paths
+class Cut(Exception):
+    """A person stopped the load: its requests do not count."""
 
 
-def measured(server: Serving, trace: Path, speed: float) -> LoadRun:
-    """Sends a trace to a server."""
-    settings = LoadSettings(trace=str(trace), speed=speed, context=CONTEXT)
-    wire = Native(server.address, "", OPEN, settings.ignore_eos)
-    return asyncio.run(run_load(wire, settings, lambda *_: None, lambda _: None))
+class Bench:
+    """Serves, records and simulates traces with one model.
+
+    Args:
+        flags: Of each server.
+        folder: For files of the run.
+    """
+
+    def __init__(self, flags: tuple[str, ...], folder: Path) -> None:
+        self._flags, self._folder = flags, folder
+
+    def calibrate(self, arrivals: list[Arrival], context: int) -> Profile:
+        """Serves requests few at a time, then all at once. Returns the profile of the recording. Raises Cut."""
+        file = self._folder / "calibration.rec"
+        with started(*self._flags, "--record", str(file)) as server:
+            self._load(server, arrivals, context, ALL_AT_ONCE, WARM_UP_CALIBRATING)
+        return Trace.of(read_recording(file)).profile("measured")
+
+    def measure(self, arrivals: list[Arrival], context: int, speed: float) -> LoadRun:
+        """Serves requests at a factor of their rate. Raises Cut."""
+        with started(*self._flags) as server:
+            return self._load(server, arrivals, context, speed, WARM_UP)
+
+    def _load(self, server: Serving, arrivals: list[Arrival], context: int, speed: float, warm_up: int) -> LoadRun:
+        trace = write_arrivals(self._folder / "arrivals.jsonl", arrivals)
+        settings = LoadSettings(trace=str(trace), speed=speed, context=context, warm_up=warm_up)
+        wire, due = Native(server.address, "", OPEN, settings.ignore_eos), time.monotonic() + LOOK_SECONDS
+
+        def look(run: LoadRun) -> None:
+            nonlocal due
+            if (now := time.monotonic()) >= due:
+                due = now + LOOK_SECONDS
+                say(f"  {run.ended} of {len(arrivals)} requests have ended after {now - run.begin:.0f} s")
+
+        run = asyncio.run(run_load(wire, settings, lambda *_: None, look))
+        if run.stopped:
+            raise Cut
+        return run
 
 
-def simulated(profile: Profile, arrivals: list[Arrival], speed: float) -> Served:
-    """Simulates what `measured` measures."""
-    fitting, shrink = scaled(arrivals, CONTEXT, speed), shrink_of(arrivals, CONTEXT)
+def simulate(profile: Profile, arrivals: list[Arrival], context: int, speed: float) -> Served:
+    """Simulates what `Bench.measure` measures."""
+    fitting, shrink = scaled(arrivals, context, speed), shrink_of(arrivals, context)
     traffic = submits(fitting, profile.blueprint.layout.page_size, shrink)
     return Cluster(Deployment(profile.blueprint, profile.costs), traffic).run()
 
 
-def full_speed(profile: Profile, arrivals: list[Arrival]) -> float:
+def full_speed(profile: Profile, arrivals: list[Arrival], context: int) -> float:
     """Returns the factor of a trace's rate at which it comes as fast as an engine can serve it."""
     patient = replace(profile, blueprint=replace(profile.blueprint, queue=replace(profile.blueprint.queue, wait=1e9)))
-    return arrivals[-1].at / simulated(patient, arrivals, 1e6).seconds
+    return arrivals[-1].at / simulate(patient, arrivals, context, ALL_AT_ONCE).seconds
 
 
-def figures(run: LoadRun, served: Served) -> dict[str, float]:
-    """Returns measured and simulated percentiles in milliseconds, and by how many percent they differ."""
-    done = [one for one in run.seen if one.complete]
-    pairs: dict[str, tuple[Iterable[float | None], Floats]] = {
-        "ttft": ([one.first for one in done], served.firsts),
-        "tpot": ([one.other for one in done], served.others),
-    }
-    found = {"failed": float(len(run.seen) - len(done)), "failed_simulated": served.figures()["refused"]}
-    for name, (seen, expected) in pairs.items():
-        values = np.array([value for value in seen if value is not None])
-        for percent in (50, 99):
-            real, guess = (1000 * float(np.percentile(each, percent)) for each in (values, expected))
-            found |= {
-                f"{name}_p{percent}_ms": real,
-                f"{name}_p{percent}_simulated_ms": guess,
-                f"{name}_p{percent}_error_percent": 100 * (guess / real - 1),
-            }
-    return found
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A load to measure: tokens of the longest request, factor of the trace's rate, and what the simulation says."""
+
+    context: int
+    speed: float
+    served: Served
 
 
-def calibrated(flags: tuple[str, ...], trace: Path, speed: float, folder: Path) -> Profile:
-    """Serves a trace, and returns the profile of its recording."""
-    file = folder / f"{trace.stem}.rec"
-    with started(*flags, "--record", str(file)) as server:
-        measured(server, trace, speed)
-    return Trace.of(read_recording(file)).profile("measured")
+def plan(
+    profile: Profile, arrivals: list[Arrival], loads: Sequence[float], context: int, seconds: float
+) -> dict[float, Planned]:
+    """Returns what is to measure for each load, with the largest context up to `context` found to fit `seconds`."""
+    while True:
+        full = full_speed(profile, arrivals, context)
+        planned = {
+            load: Planned(context, load * full, simulate(profile, arrivals, context, load * full)) for load in loads
+        }
+        total = sum(one.served.seconds for one in planned.values())
+        if total <= seconds or context <= LEAST_CONTEXT:
+            return planned
+        context = max(LEAST_CONTEXT, min(context - 1, int(context * max(0.0, seconds) / total)))
+
+
+def compare(
+    bench: Bench, case: Case, loads: Sequence[float], requests: int, context: int, report: Report, seconds: float
+) -> None:
+    """Calibrates on a case, and adds a row for each load to the report. Raises Cut.
+
+    Args:
+        bench: Serves the loads.
+        case: The trace.
+        loads: Rates, as parts of what the engine can take.
+        requests: Measured requests of each load.
+        context: Most tokens that the longest request is shrunk to.
+        report: Gets the rows.
+        seconds: Time that the case should take.
+    """
+    end = time.monotonic() + seconds
+    first, second = case.parts(requests)
+    say(f"{case.trace}: calibration with {len(first)} requests")
+    profile = bench.calibrate(first, context)
+    left = end - time.monotonic() - len(loads) * SERVER_SECONDS
+    planned = plan(profile, second, loads, context, MARGIN * left)
+    report.calibrated(case.trace, len(first), profile.source)
+    for load, one in planned.items():
+        say(f"{case.trace}, load {load:g}: {requests} requests, context {one.context}, {one.served.seconds:.0f} s")
+        row = Row.of(case.trace, load, one.context, bench.measure(second, one.context, one.speed), one.served)
+        report.add(row)
+        print(row.markdown(), flush=True)
 
 
 def main(
     model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "llama-135m",
     loads: Annotated[str, typer.Option(help="Rates, as parts of what the engine can take.")] = "0.5,0.8,1.5",
-    as_json: AsJson = False,
+    requests: Annotated[int, typer.Option(help="Measured requests of each trace and load.", min=2)] = 160,
+    context: Annotated[int, typer.Option(help="Most tokens of the longest request.", min=LEAST_CONTEXT)] = 512,
+    minutes: Annotated[float, typer.Option(help="About how long all takes; shrinks the context.", min=0)] = 14.0,
+    file: Annotated[Path | None, typer.Option("--json", help="Has all rows so far, whenever the run ends.")] = None,
 ) -> None:
-    """Compare simulated latencies with measured ones."""
+    """Compare simulated latencies with measured ones.
+
+    Takes at most about --minutes. Each row is printed when it is known; Ctrl-C keeps those that are.
+    """
     rates = [float(load) for load in loads.split(",")]
+    begin = time.monotonic()
+    report = Report(file, {"model": model, "most_context": context, "warm_up": WARM_UP})
+    print(f"{model}, {requests} requests a row; simulated / measured (error)\n\n{header()}", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        directory = write_model(folder, MODELS[model] | {"max_position_embeddings": CONTEXT})
+        directory = write_model(Path(temporary), MODELS[model] | {"max_position_embeddings": context})
         shutil.copy(demo_directory() / "tokenizer.json", directory)  # prompts are sent as tokens; any will do
-        flags = ("--model", str(directory), "--dtype", "bfloat16", "--max-queue-time", "600")
-        for trace in TRACES:
-            (made := folder / trace).mkdir()
-            first, second = parts(trace, made)
-            rough = calibrated(flags, first, 1e6, made)  # all at once: steps of all sizes
-            print(f"{trace}: {rough.source}", file=sys.stderr)
-            arrivals = read_trace(second)
-            full, found = full_speed(rough, arrivals), dict[str, dict[str, float]]()
-            for rate in rates:
-                with started(*flags) as server:
-                    run = measured(server, second, rate * full)
-                found[f"load {rate:g}"] = figures(run, simulated(rough, arrivals, rate * full))
-            show(f"{model}, {trace}: {REQUESTS} requests", found, as_json)
+        flags = ("--model", str(directory), "--dtype", "bfloat16", "--max-queue-time", str(QUEUE_SECONDS))
+        bench = Bench(flags, Path(temporary))
+        try:
+            for i, case in enumerate(CASES):
+                seconds = (begin + 60 * minutes - time.monotonic()) / (len(CASES) - i)
+                compare(bench, case, rates, requests, context, report, seconds)
+            report.whole = True
+        except (Cut, KeyboardInterrupt):
+            print("\nCut: rows are missing.")
+    report.facts["seconds"] = time.monotonic() - begin
+    report.save()
+    print(f"\n{report.summary()}")
+    if not report.whole:
+        raise typer.Exit(1)
+
+
+def say(line: str) -> None:
+    """Reports progress, beside the table."""
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
