@@ -1,7 +1,6 @@
 """Rows of `bench.fidelity`: the cases, simulated beside measured latencies, and the file that has them so far."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.figures import keep
 from rpc.loadgen.drive import LoadRun
 from rpc.loadgen.traces import Arrival, read_trace
 from rpc.simulation.served import Serving
@@ -162,13 +162,9 @@ class Report:
         self.save()
 
     def save(self) -> None:
-        """Writes the file anew. A reader, or a cut, finds either the old one or the new one."""
-        if self.file is None:
-            return
+        """Brings the file up to date."""
         rows = [asdict(row) | {"errors_percent": errors_of(row)} for row in self.rows]
-        beside = self.file.with_name(f"{self.file.name}.part")
-        beside.write_text(json.dumps(self.facts | {"whole": self.whole, "rows": rows}, indent=1) + "\n")
-        os.replace(beside, self.file)
+        keep(self.file, self.facts | {"whole": self.whole, "rows": rows})
 
     def summary(self) -> str:
         """Returns the largest errors at the median and at the 99th percentile."""

@@ -1,8 +1,10 @@
 """Prints a benchmark's figures: a table for people, JSON for programs."""
 
 import json
+import os
 from collections.abc import Mapping
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -28,6 +30,19 @@ def show(title: str, figures: Mapping[str, Mapping[str, float]], as_json: bool) 
     for name in dict.fromkeys(name for row in figures.values() for name in row):
         table.add_row(name.replace("_", " "), *(_written(row.get(name)) for row in figures.values()))
     Console().print(table)
+
+
+def keep(file: Path | None, figures: Mapping[str, Any]) -> None:
+    """Writes the figures so far to a file, anew. A reader, or a cut, finds either the old ones or the new ones.
+
+    Args:
+        file: The file; None for none.
+        figures: What JSON can say.
+    """
+    if file is not None:
+        beside = file.with_name(f"{file.name}.part")
+        beside.write_text(json.dumps(figures, indent=1) + "\n")
+        os.replace(beside, file)
 
 
 def _written(value: float | None) -> str:

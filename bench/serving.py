@@ -22,11 +22,13 @@ class Serving:
         address: HOST:PORT of gRPC.
         metrics_url: URL of its Prometheus metrics.
         admin: HOST:PORT of AdminService; "" if unknown.
+        pid: Process id of a server that was started for the run; 0 for another one.
     """
 
     address: str
     metrics_url: str
     admin: str = ""
+    pid: int = 0
 
     def metrics(self) -> dict[str, float]:
         """Returns samples by name, summed over their labels. Raises OSError."""
@@ -61,7 +63,7 @@ def started(*flags: str) -> Iterator[Serving]:
         found = READY.search(process.stdout.readline())
         if not found:
             raise RuntimeError(f"{' '.join(command)} did not start")
-        yield Serving(found[2], found[3], found[4])
+        yield Serving(found[2], found[3], found[4], process.pid)
     finally:
         process.terminate()
         try:
