@@ -115,9 +115,10 @@ class TritonAttention:
         rounds = [part for one in work for part in one.division.rounds]
         once = len(rounds) == len(work) and all(part.parts <= self._most_parts for part in rounds)
         if places is not None and once:
+            launched = work
             if not decodes:
-                work = [one.in_launches(kind.tuning) for one, kind in zip(work, self._kinds, strict=True)]
-            if plan := places.filled(shape.slots.shape[1], work, states):
+                launched = [one.in_launches(kind.tuning) for one, kind in zip(work, self._kinds, strict=True)]
+            if plan := places.filled(shape.slots.shape[1], launched, states):
                 return plan
         return laid_out(work, self._device, states)
 

@@ -207,6 +207,22 @@ def test_plans_for_graphs_of_any_step_give_the_same_bits(
         assert torch.equal(one, other)
 
 
+def test_a_step_too_large_for_graphs_has_the_launches_of_one_without() -> None:
+    """Not those of graphs for any step, whose programs look for their pieces one after the other."""
+    pool = TritonPool(Case(((0, 45), (5, 25)), group=2, head_dim=16))
+    now = [(0, 0, 45), (1, 5, 25)]
+
+    def launches() -> list[tuple[TileSizes, bool, bool, int]]:
+        plan = pool.attention.plan(pool.shape(now))
+        assert plan.rows == 0
+        found = [one for group in plan.groups for part in group.passes for one in part.launches]
+        return [(one.sizes, one.divided, one.looped, one.programs) for one in found]
+
+    expected = launches()
+    pool.attention.fix((2, 4, 8), (16, 64), 128)
+    assert launches() == expected
+
+
 def fixed_step(pool: TritonPool, now: Slices, layer: int) -> list[Tensor]:
     """As a graph computes it: rows that fill up have whatever keys, values and queries."""
     plan = pool.attention.plan(pool.shape(now))
