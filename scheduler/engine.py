@@ -150,11 +150,15 @@ class Engine:
         return self._clock() - self._progress if self._busy else 0.0
 
     def overdue(self) -> str:
-        """Returns what is wrong where a step takes far longer than such steps do, else "". From any thread.
+        """Returns what is wrong where the engine's thread may wait in vain, else "". From any thread.
+
+        It may where its executor was reported as lost, or where a step takes far longer than such steps do.
 
         It is to be asked several times a second. A step has no fault in a time in which nobody asked: the process was
         stopped, or its virtual machine.
         """
+        if self._broken is not None and self.failure is None:  # the thread waits for the executor, maybe for ever
+            return self._broken
         now = self._clock()
         if now - self._asked > STOPPED:
             self._resumed = now

@@ -2,8 +2,13 @@
 
 Parts are gathered and added here. A ring reduction of gloo or NCCL would add them in an order that depends on the place
 of a number in the buffer.
+
+With gloo an exchange that fails, or takes longer than the timeout, raises here. With NCCL it raises nothing: an
+exchange is put on the stream of the device, and the thread then waits for the device. torch has a thread of its own for
+that, the watchdog of ProcessGroupNCCL. It aborts the process at the first exchange that has failed or takes longer.
 """
 
+import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -13,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
 from model.errors import RankLost
 from model.parallel.group import START_SECONDS
@@ -21,6 +25,15 @@ from model.parallel.shard import Shard
 from model.parallel.sockets import host_port, listen
 
 REASON_SECONDS = 0.5  # seconds to wait for the watch's reason after a failed exchange
+
+WATCHDOG = {
+    "TORCH_NCCL_BLOCKING_WAIT": "0",  # 1 would leave out the watchdog
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # abort the process, without a call of NCCL, which may hang too
+}
+"""Environment variables that NCCL's process group reads, without which a failure would not end the process."""
+
+AT_ONCE = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}
+"""Defaults of others. torch's own default lets the watchdog wait 60 s, for a dump, before it aborts the process."""
 
 
 class Distributed:
@@ -34,13 +47,14 @@ class Distributed:
             shard: This rank's shard.
             store: Store in which ranks find each other.
             host: This machine's address, as others reach it.
-            seconds: Timeout of a wait, once all have done a step. The first step may compile kernels, so it has
+            seconds: Timeout of an exchange, once all have done a step. The first step may compile kernels, so it has
                 START_SECONDS.
         """
         self.name, self.shard, self._why = name, shard, ""
-        self._options, self._seconds = AllgatherOptions(), seconds
-        self._options.timeout = timedelta(seconds=START_SECONDS)
-        self._group = (_nccl if name == "nccl" else _gloo)(store, shard, host, timedelta(seconds=seconds))
+        self._seconds, self._starts = timedelta(seconds=seconds), True
+        self._group = (open_nccl if name == "nccl" else open_gloo)(store, shard, host, self._seconds)
+        # Of the group and not of each exchange: NCCL does not read the timeout in an exchange's options.
+        self._group._set_default_timeout(timedelta(seconds=START_SECONDS))
 
     def sum(self, x: Tensor) -> Tensor:
         parts = self._exchanged(x)
@@ -52,13 +66,15 @@ class Distributed:
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         width = max(widths)
         parts = self._exchanged(x if x.shape[1] == width else F.pad(x, (0, width - x.shape[1])))
-        self._options.timeout = timedelta(seconds=self._seconds)  # a step ends with `gather`, so the first is done
+        if self._starts:  # a step ends with `gather`, so the first is done
+            self._starts = False
+            self._group._set_default_timeout(self._seconds)
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
 
     def _exchanged(self, x: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.shard.size)]
         try:
-            self._group.allgather([parts], [x.contiguous()], self._options).wait()
+            self._group.allgather([parts], [x.contiguous()]).wait()
         except RuntimeError as error:
             raise RankLost(self._reason(error)) from None
         if self._why:
@@ -95,15 +111,18 @@ def find_store(host: str, port: int, size: int) -> TCPStore:
     return TCPStore(host, port, size, False, timedelta(seconds=START_SECONDS), False)
 
 
-def _nccl(store: TCPStore, shard: Shard, host: str, wait: timedelta) -> Any:  # noqa: ARG001 - NCCL finds its own way
+def open_nccl(store: TCPStore, shard: Shard, host: str, wait: timedelta) -> Any:  # noqa: ARG001 - NCCL finds its own way
     from torch.distributed import ProcessGroupNCCL  # here: torch for CPUs has none
 
+    os.environ.update(WATCHDOG)
+    for name, value in AT_ONCE.items():
+        os.environ.setdefault(name, value)
     options = ProcessGroupNCCL.Options()
     options._timeout = wait
     return ProcessGroupNCCL(store, shard.rank, shard.size, options)
 
 
-def _gloo(store: TCPStore, shard: Shard, host: str, wait: timedelta) -> Any:
+def open_gloo(store: TCPStore, shard: Shard, host: str, wait: timedelta) -> Any:
     kind: Any = ProcessGroupGloo  # torch's type stubs lack `_Options` and `create_device`
     options = kind._Options()
     options._timeout, options._devices = wait, [kind.create_device(hostname=host)]

@@ -71,7 +71,7 @@ class EngineClient(Protocol):
         """Returns the seconds since the engine last made progress while it had work; 0 when idle."""
 
     def overdue(self) -> str:
-        """Returns a description of a step that hangs, "" where none does."""
+        """Returns why the engine may wait in vain, as for a step that hangs; "" where nothing says so."""
 
     @property
     def failure(self) -> str | None:

@@ -73,6 +73,22 @@ def test_an_executor_that_ends_by_itself_ends_a_busy_engine(make_rig):
     assert rig.ends[1][0].message == "ExecutorLost: rank 1 has ended"
 
 
+def test_an_executor_that_ends_by_itself_is_reported_while_the_engine_waits_for_it(make_rig):
+    """The wait may have no end, as for a device that waits for another process."""
+    rig = make_rig()
+    gate = rig.stop_at("collect", 0)
+    rig.engine.start()
+    rig.engine.send([Submit(1, make_request(1, 3, 9))])
+    gate.wait_reached()
+    assert rig.engine.overdue() == ""
+    rig.engine.fail("rank 1 has ended")
+    assert (rig.engine.overdue(), rig.engine.failure) == ("rank 1 has ended", None)
+    gate.open()
+    rig.wait_dead()
+    assert rig.engine.failure == "ExecutorLost: rank 1 has ended"
+    assert rig.engine.overdue() == "", "what waits for no step is not overdue"
+
+
 def test_gauges_of_a_dead_engine_are_zero_and_its_counts_stay(make_rig):
     rig = make_rig(rows=2)
     rig.fail_at("launch", 3)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import TypeVar
 
 import pytest
@@ -16,6 +18,7 @@ from model.cpu.shared_memory import SharedMemory, shared_memory
 from model.errors import RankLost
 from model.parallel.collective import Collective
 from model.parallel.distributed import Distributed, find_store, offer_store
+from model.parallel.group import START_SECONDS
 from model.parallel.shard import Shard
 from tests.support.kernels import the_machine
 
@@ -187,6 +190,74 @@ def test_gloo_does_not_wait_for_ever() -> None:
         together(members, lambda rank, one: one.gather(torch.ones(1, 16), [16, 16]))
         with pytest.raises(RankLost, match="a rank is gone, or was waited for in vain"):
             members[0].sum(torch.ones(1, 16))
+
+
+class FakeNccl:
+    """Stands for torch's process group of NCCL.
+
+    Attributes:
+        environment: The variables for NCCL when it was made.
+        timeouts: The one that it was made with, and those that followed.
+    """
+
+    def __init__(self, timeout: timedelta) -> None:
+        self.environment = {name: value for name, value in os.environ.items() if "NCCL" in name}
+        self.timeouts = [timeout]
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.timeouts.append(timeout)
+
+    def allgather(self, parts: list[list[Tensor]], x: list[Tensor]) -> "FakeNccl":
+        for part in parts[0]:
+            part.copy_(x[0])
+        return self
+
+    def wait(self) -> None:
+        """Returns at once, as the wait for a device's stream does."""
+
+
+class FakeNcclType:
+    """Stands for the type of these groups. made: all that were made."""
+
+    Options = SimpleNamespace
+
+    def __init__(self) -> None:
+        self.made: list[FakeNccl] = []
+
+    def __call__(self, store: object, rank: int, size: int, options: SimpleNamespace) -> FakeNccl:
+        self.made.append(FakeNccl(vars(options)["_timeout"]))
+        return self.made[-1]
+
+
+def nccl(monkeypatch: pytest.MonkeyPatch, **environment: str) -> tuple[Distributed, FakeNccl]:
+    """A collective over a fake group, made in this environment."""
+    kind = FakeNcclType()
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", kind, raising=False)
+    monkeypatch.setattr(os, "environ", environment)
+    collective = Distributed("nccl", Shard(0, 2), None, HOST, 10.0)  # type: ignore[arg-type]
+    return collective, kind.made[0]
+
+
+def test_a_failure_of_nccl_ends_the_process_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's exchanges raise nothing: torch's watchdog has to be there, to abort, and not to wait for a dump."""
+    chosen = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "NCCL_DEBUG": "INFO"}
+    due = {"TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_DEBUG": "INFO"}
+    dump = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+    assert nccl(monkeypatch, **chosen)[1].environment == due | {dump: "0"}
+    assert nccl(monkeypatch, **chosen, **{dump: "500"})[1].environment == due | {dump: "500"}
+
+
+def test_exchanges_of_nccl_have_long_until_the_first_step_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeout is the group's: NCCL does not read that of an exchange."""
+    collective, group = nccl(monkeypatch)
+    long, short = timedelta(seconds=START_SECONDS), timedelta(seconds=10)
+    collective.sum(torch.ones(1, 4))
+    assert group.timeouts[-1] == long
+    for _ in range(2):
+        collective.gather(torch.ones(1, 4), [4, 4])
+        collective.sum(torch.ones(1, 4))
+        assert group.timeouts[-1] == short
+    assert group.timeouts.count(short) == 2, "at first, and once all have done a step"
 
 
 def test_memory_has_no_name_and_ends_with_its_last_user() -> None:
