@@ -24,6 +24,7 @@ from model.errors import CheckpointError, RankLost
 from model.forward import Model
 from model.gguf.split import is_gguf
 from model.gguf_weights import open_checkpoint
+from model.host_memory import PageLocking
 from model.identity import checkpoint_identity
 from model.images import ImageStore
 from model.memory import MemoryFound, free_host_bytes, pool_pages, return_freed_memory
@@ -237,7 +238,8 @@ def load_computer(
     )  # fmt: skip
     store = None
     if settings.host_cache_memory is not None:
-        store = PageStore(attention, slots, layout.page_bytes, numerics, pinned=device == "cuda")
+        locking = PageLocking.of_cuda() if device == "cuda" else None
+        store = PageStore(attention, slots, layout.page_bytes, numerics, locking)
         log.info("Host tier: %d pages, %.1f MiB", slots, slots * layout.page_bytes / 2**20)
     return Computer(
         config, model, attention, layout, pages, slots, store, dtype, torch.device(device), numerics, backend

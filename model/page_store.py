@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from model.attention.backend import AttentionBackend
+from model.host_memory import HostMemory, PageLocking
 
 log = logging.getLogger("quire.pages")
 
@@ -56,12 +57,19 @@ class Store(Protocol):
 
     def load(self, moves: NDArray[np.int32]) -> NDArray[np.int32]: ...
 
+    def close(self) -> None: ...
+
 
 class PageStore:
     """`Store` in host memory."""
 
     def __init__(
-        self, attention: AttentionBackend, slots: int, page_bytes: int, fingerprint: bytes, pinned: bool
+        self,
+        attention: AttentionBackend,
+        slots: int,
+        page_bytes: int,
+        fingerprint: bytes,
+        locking: PageLocking | None = None,
     ) -> None:
         """Allocates the slots.
 
@@ -70,10 +78,10 @@ class PageStore:
             slots: The number of slots, each for one page.
             page_bytes: Bytes of a page in canonical form.
             fingerprint: Digest of what the numbers in a page depend on: weights, KV dtype, layout.
-            pinned: Allocate page-locked memory, which a GPU copies from directly.
+            locking: Locks the memory's pages, so that a GPU copies from them directly. None on a CPU.
         """
-        self._attention = attention
-        self.content = torch.zeros((slots, page_bytes), dtype=torch.uint8, pin_memory=pinned)
+        self._attention, self._memory = attention, HostMemory(slots * page_bytes, locking)
+        self.content = self._memory.content.view(slots, page_bytes)
         self.checksums = np.zeros(slots, np.uint32)
         self._filled = np.zeros(slots, np.bool_)  # what is moved there has arrived
         self._page_bytes, self._seed = page_bytes, zlib.crc32(fingerprint)
@@ -122,6 +130,10 @@ class PageStore:
         if lacking:
             log.warning("out of memory: %d of %d pages were not loaded, they are computed anew", lacking, len(moves))
         return np.concatenate(lost)
+
+    def close(self) -> None:
+        """Unlocks the memory. No page is saved or loaded any more."""
+        self._memory.close()
 
     def _checksum(self, slot: int) -> int:
         return zlib.crc32(self.content[slot].numpy().data, self._seed)

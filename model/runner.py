@@ -205,9 +205,11 @@ class Runner:
         return lost_all
 
     def close(self) -> None:
-        """Ends the threads that compile grammars and compute masks."""
+        """Ends the threads that compile grammars and compute masks, and closes the host tier."""
         if self._grammars is not None:
             self._grammars.close()
+        if self.page_moves.store is not None:
+            self.page_moves.store.close()
 
     @torch.inference_mode()
     def probe(self) -> None:

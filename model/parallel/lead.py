@@ -93,6 +93,10 @@ class RankGroupStore:
         self._group.broadcast(FrameKind.LOAD, pack_arrays(moves))
         return np.unique(np.concatenate([self._own.load(moves), *_lost_pages(self._group)]))
 
+    def close(self) -> None:
+        """Closes rank 0's part. Those of followers end with their processes."""
+        self._own.close()
+
 
 def _lost_pages(group: RankGroup) -> list[NDArray[np.int32]]:
     """Waits for the pages that each follower has lost, in the order of ranks. Raises RankLost."""

@@ -194,7 +194,7 @@ def test_a_page_comes_back_bit_for_bit(dtype: str) -> None:
     places = attention.pool.places(0, np.arange(9 * 5))
     for layer in range(3):
         attention.pool.write(layer, places, *(torch.randn(45, 2, 6) for _ in range(2)))
-    store = PageStore(attention, 4, layout.page_bytes, b"model", pinned=False)
+    store = PageStore(attention, 4, layout.page_bytes, b"model")
     before = exported(attention, range(9))
     assert before.shape == (9, layout.page_bytes)
     store.save(np.array([[7, 0, 0], [2, 3, 0]], np.int32))
@@ -209,7 +209,7 @@ def test_pages_of_another_model_do_not_come_back() -> None:
     attention = ReferenceAttention(layout, 9, 4, "float32", torch.device("cpu"))
     attention.pool.write(0, attention.pool.places(0, np.arange(9 * 5)), *(torch.randn(45, 2, 6) for _ in range(2)))
     before = exported(attention, range(9))
-    stores = [PageStore(attention, 4, layout.page_bytes, name, pinned=False) for name in (b"model", b"other")]
+    stores = [PageStore(attention, 4, layout.page_bytes, name) for name in (b"model", b"other")]
     stores[0].save(np.array([[7, 0, 0]], np.int32))
     stores[1].content, stores[1].checksums = stores[0].content, stores[0].checksums
     assert stores[1].load(np.array([[0, 1, 0]], np.int32)).tolist() == [1]

@@ -161,7 +161,7 @@ def test_pages_for_another_engine(
 def test_what_does_not_fit_is_told_once_a_move(caplog: pytest.LogCaptureFixture) -> None:
     layout = KVLayout.uniform(((0, 1),), 2, 6, 4, 5)
     attention = ReferenceAttention(layout, 9, 4, "float32", torch.device("cpu"))
-    store = PageStore(attention, 4, layout.page_bytes, b"model", pinned=False)
+    store = PageStore(attention, 4, layout.page_bytes, b"model")
     with pytest.MonkeyPatch.context() as patch:
         plant(patch, attention, "export", lacks_memory(1))
         with caplog.at_level(logging.WARNING, "quire.pages"):
