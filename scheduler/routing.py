@@ -40,26 +40,27 @@ class ReplicaView:
         return self.waiting_tokens + length - self.matched + RUNNING_TOKENS * self.running + missing * self.page_size
 
 
-def choose(views: Sequence[ReplicaView], length: int, draw: Callable[[int], int]) -> int:
+def choose(matched: Sequence[int], view: Callable[[int], ReplicaView], length: int, draw: Callable[[int], int]) -> int:
     """Chooses a replica.
 
     Args:
-        views: Replicas, at least one.
+        matched: How much of the prompt each replica's prefix cache has; of one replica at least.
+        view: Returns a replica by its index. Only of those that are compared, so a choice among many costs little.
         length: Tokens of the prompt.
         draw: Returns a random number in [0, n).
 
     Returns:
-        Index into `views`.
+        Index into `matched`.
     """
-    n = len(views)
+    n = len(matched)
     if n <= 3:
         candidates = set(range(n))
     else:
         first = draw(n)
         second = (first + 1 + draw(n - 1)) % n
-        candidates = {first, second, max(range(n), key=lambda i: views[i].matched)}
+        candidates = {first, second, max(range(n), key=matched.__getitem__)}
     start = draw(n)  # replicas of equal cost take turns
-    return min(candidates, key=lambda i: (views[i].cost(length), (i - start) % n))
+    return min(candidates, key=lambda i: (view(i).cost(length), (i - start) % n))
 
 
 def matched_pages(hashes: Sequence[bytes], held: set[bytes]) -> int:

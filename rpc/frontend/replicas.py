@@ -97,12 +97,12 @@ class Replica:
         for attempt in outputs.over:
             self.attempt_ended(attempt)
 
-    def view(self, info: EngineInfo, hashes: Sequence[bytes]) -> ReplicaView:
+    def view(self, info: EngineInfo, matched: int) -> ReplicaView:
         """Returns the state of the engine as routing sees it.
 
         Args:
             info: Properties of the engine.
-            hashes: Block hashes of a prompt's pages, in order.
+            matched: Pages of a prompt that are in its prefix cache.
         """
         stats = self.stats
         # Stats lack attempts that are on their way to the engine; this frontend's counts lack those of other frontends.
@@ -111,7 +111,7 @@ class Replica:
             running=stats.running,
             free_pages=info.pages - stats.pages_used,
             page_size=info.page_size,
-            matched=matched_pages(hashes, self.hashes) * info.page_size,
+            matched=matched * info.page_size,
         )
 
 
@@ -244,8 +244,16 @@ class Replicas:
         """
         # An engine that runs an isolated request admits no other one until that has ended.
         free = [replica for replica in self.open if not replica.isolated] or self.open
-        views = [replica.view(replica.client.info, hashes) for replica in free if replica.client is not None]
-        return free[choose(views, length, self._random.randrange)] if views else None
+        there = [(replica, replica.client.info) for replica in free if replica.client is not None]
+        if not there:
+            return None
+        matched = [matched_pages(hashes, replica.hashes) for replica, _ in there]
+
+        def view(place: int) -> ReplicaView:
+            replica, info = there[place]
+            return replica.view(info, matched[place])
+
+        return there[choose(matched, view, length, self._random.randrange)][0]
 
 
 def _common(limits: Sequence[Limits]) -> Limits:

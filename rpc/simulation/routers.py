@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from rpc.frontend.engine_client import EngineInfo
 from rpc.frontend.replicas import Replica
-from scheduler.routing import choose
+from scheduler.routing import choose, matched_pages
 
 Router = Callable[[Sequence[Replica], Sequence[bytes], int], Replica]
 """Chooses among engines that take requests, at least one, by a prompt's block hashes and its length in tokens."""
@@ -15,8 +15,8 @@ def by_cost(draw: random.Random, info: EngineInfo) -> Router:
     """Returns the router of `quire serve`: `scheduler.routing`."""
 
     def route(replicas: Sequence[Replica], hashes: Sequence[bytes], length: int) -> Replica:
-        views = [one.view(info, hashes) for one in replicas]
-        return replicas[choose(views, length, draw.randrange)]
+        matched = [matched_pages(hashes, one.hashes) for one in replicas] if hashes else [0] * len(replicas)
+        return replicas[choose(matched, lambda i: replicas[i].view(info, matched[i]), length, draw.randrange)]
 
     return route
 
