@@ -87,11 +87,15 @@ class _Look:
 
 def fillers(ledger: Ledger) -> Draws:  # noqa: ARG001
     """Returns what draws the same token for all rows: outputs end at their length."""
-    return _fill
+    tokens = np.empty(0, np.int32)
 
+    def fill(rows: Rows, drawing: NDArray[np.intp]) -> Ints:  # noqa: ARG001
+        nonlocal tokens
+        if len(tokens) != len(drawing):
+            tokens = np.full(len(drawing), FILLER, np.int32)
+        return tokens
 
-def _fill(rows: Rows, drawing: NDArray[np.intp]) -> Ints:  # noqa: ARG001
-    return np.full(len(drawing), FILLER, np.int32)
+    return fill
 
 
 class Cluster:
@@ -127,7 +131,7 @@ class Cluster:
         self.ledger = Ledger(1 + max((one.request for one in traffic), default=-1))
         self._draws = draws_of(self.ledger)
         self._held = dict(held or {})
-        self._stops = np.full(len(self.ledger.came), NEVER)
+        self._any_stops, self._stops = bool(stops), np.full(len(self.ledger.came), NEVER)
         for request, tokens in (stops or {}).items():
             self._stops[request] = tokens
         self._known: dict[int, int] = {}  # tokens that a request had when it came first
@@ -142,7 +146,9 @@ class Cluster:
         self._hasher = BlockHasher(SECRET, b"", page_size) if hashes else None
         self._autoscaler = Autoscaler(deployment.scaling, deployment.replicas)
         self._slo = SLOTracker(deployment.scaling.ttft, deployment.scaling.itl)
+        self._slo_counts = deployment.scaling.ttft is not None or deployment.scaling.itl is not None
         self._nodes: list[_Node] = []
+        self._serving: list[_Node] | None = None
         self._place: dict[int, _Node] = {}  # of each open attempt
         self._attempt: dict[int, int] = {}  # of each request, the newest
         self._homeless: list[tuple[int, Submit]] = []
@@ -170,18 +176,18 @@ class Cluster:
         looks = [_Look(begin, max((end - begin) / SAMPLES, LOOK_SECONDS / 10), self._sample, 2 * SAMPLES)]
         if self._deployment.most > self._deployment.replicas:
             looks.append(_Look(begin, LOOK_SECONDS, self._scale))
-        now = begin
+        now, due = begin, min(one.due for one in looks)
         while self._coming or self._open_requests:
             if not self._events:
                 raise RuntimeError(f"nothing happens any more, and requests {sorted(self._open_requests)} are open")
-            look = min(looks, key=lambda one: one.due)
-            if look.due <= self._events[0][0]:
-                look.do()
+            if due <= self._events[0][0]:
+                min(looks, key=lambda one: one.due).do()
+                due = min(one.due for one in looks)
                 continue
             now, _, happen = heapq.heappop(self._events)
             happen(now)
         self._sample(now)
-        return self._serving(begin, now)
+        return self._summary(begin, now)
 
     @property
     def engines(self) -> list[tuple[Replica, SimulatedEngine]]:
@@ -205,6 +211,7 @@ class Cluster:
         """Lets an engine serve."""
         made, costs = self._deployment.blueprint, self._deployment.costs
         node.engine = SimulatedEngine(made, costs, self._draws, self._hasher is not None, self._ready_after)
+        self._serving = None
         homeless, self._homeless = self._homeless, []
         for request, submit in homeless:
             self._send(request, submit, now)
@@ -213,12 +220,16 @@ class Cluster:
         return self._held.pop(self.ledger.request_of(attempt), 0.0)
 
     def _serving_nodes(self) -> list[_Node]:
-        return [node for node in self._nodes if node.engine is not None and not node.replica.leaving]
+        """Returns the nodes that take requests. Listed anew where one has come or gone: each request asks."""
+        if self._serving is None:
+            self._serving = [node for node in self._nodes if node.engine is not None]
+        return self._serving
 
     def _end(self, node: _Node, now: float) -> list[Submit]:
         """Ends an engine. Returns the attempts that it leaves, as they were submitted."""
         node.ended = True
         self._nodes.remove(node)
+        self._serving = None
         busy = 0.0 if node.engine is None else node.engine.busy_until(node.dead_since or now)
         self._gone.append((node.replica.stats, busy, (node.dead_since or now) - node.since))
         return [submit for attempt, submit in node.submits.items() if self._place.pop(attempt, None) is not None]
@@ -266,14 +277,10 @@ class Cluster:
             node.submits.pop(attempt, None)
             if self._place.pop(attempt, None) is not None:
                 self._open_requests.discard(self.ledger.request_of(attempt))
-        requests = self.ledger.requests_of(outputs.attempts)
-        for attempt in outputs.attempts[self.ledger.tokens[requests] >= self._stops[requests]].tolist():
-            if node.engine is not None:
+        if self._any_stops and node.engine is not None:
+            requests = self.ledger.requests_of(outputs.attempts)
+            for attempt in outputs.attempts[self.ledger.tokens[requests] >= self._stops[requests]].tolist():
                 node.engine.put(Abort(attempt), now)
-
-    @property
-    def _slo_counts(self) -> bool:
-        return self._deployment.scaling.ttft is not None or self._deployment.scaling.itl is not None
 
     # Clients
 
@@ -427,7 +434,7 @@ class Cluster:
     def _counts(self) -> tuple[int, int, int]:
         return summed((one.preemptions, one.prefix_hits, one.prefix_queries) for one in self._stats())
 
-    def _serving(self, begin: float, end: float) -> Serving:
+    def _summary(self, begin: float, end: float) -> Serving:
         there = [node for node in self._nodes if node.engine is not None]
         busy = sum(node.engine.busy_until(node.dead_since or end) for node in there if node.engine) + sum(
             one for _, one, _ in self._gone

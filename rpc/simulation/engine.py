@@ -18,14 +18,14 @@ from scheduler.step_costs import StepCosts
 
 Ints = NDArray[np.int32]
 Draws = Callable[[Rows, NDArray[np.intp]], Ints]
-"""Returns the token that each of these rows draws, [n] int32."""
+"""Returns the token that each of these rows draws, [n] int32. The array may be returned again: nothing writes to it."""
 
 SECRET = bytes(32)  # which block hashes are equal does not depend on it
 SLOWEST = 1e9  # factor
 LOOK_SECONDS = 1.0  # between two looks at an engine whose waiting requests can only time out
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen, see `scheduler.events.EngineStats`
 class _Launched:
     """A step in flight. ends: when its result comes, in seconds."""
 
@@ -71,6 +71,8 @@ class SimulatedEngine:
         self._flying: deque[_Launched] = deque()
         self._ready_after, self._ready_at = ready_after, dict[int, float]()
         self.due, self._busy = math.inf, 0.0
+        self._logits, self._drawing = np.empty((0, 2), np.int32), np.empty(0, np.intp)  # of the last plan
+        self._logprobs = _certain(0)  # of the last step: all steps of as many tokens share theirs
         self.slowed: list[float] = []
 
     def put(self, event: Event, now: float) -> None:
@@ -96,7 +98,9 @@ class SimulatedEngine:
             events, self._events = self._events, []
             if (plan := scheduler.schedule(now, events)) is None:
                 break
-            seconds = self._costs.seconds(plan.slices) * min(math.prod(self.slowed), SLOWEST)
+            seconds = self._costs.seconds(plan.slices)
+            if self.slowed:
+                seconds *= min(math.prod(self.slowed), SLOWEST)
             begins = self._flying[-1].ends if self._flying else now
             self._flying.append(_Launched(begins + seconds, plan, self._result(plan)))
             self._busy += seconds
@@ -108,6 +112,8 @@ class SimulatedEngine:
 
     def _get_ready(self, now: float) -> None:
         """Makes the events of attempts that need not be held any more."""
+        if not self._ready_at:
+            return
         held = self.scheduler.held
         self._ready_at = {attempt: at for attempt, at in self._ready_at.items() if attempt in held}
         ready = [attempt for attempt, at in self._ready_at.items() if at <= now]
@@ -130,9 +136,15 @@ class SimulatedEngine:
         return self._busy - max(0.0, self._flying[-1].ends - now if self._flying else 0.0)
 
     def _result(self, plan: StepPlan) -> StepResult:
-        tokens = self._draws(self.scheduler.rows, plan.logits[:, 1].astype(np.intp))
-        n = len(tokens)
-        chosen = np.zeros(n, np.float32), np.ones(n, np.int32)
-        return StepResult(
-            plan.step, tokens, Logprobs(*chosen, np.empty((n, 0), np.int32), np.empty((n, 0), np.float32))
-        )
+        if plan.logits is not self._logits:  # steps of rows in lockstep have one and the same array
+            self._logits, self._drawing = plan.logits, plan.logits[:, 1].astype(np.intp)
+        tokens = self._draws(self.scheduler.rows, self._drawing)
+        if len(tokens) != len(self._logprobs.chosen):
+            self._logprobs = _certain(len(tokens))
+        return StepResult(plan.step, tokens, self._logprobs)
+
+
+def _certain(tokens: int) -> Logprobs:
+    """Returns the logprobs of so many tokens, each drawn with probability 1."""
+    nothing = np.empty((tokens, 0), np.int32), np.empty((tokens, 0), np.float32)
+    return Logprobs(np.zeros(tokens, np.float32), np.ones(tokens, np.int32), *nothing)

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from scheduler.events import EndReason, StepOutputs
 
 Floats = NDArray[np.float64]
+Requests = NDArray[np.int64]
 WHOLE = (EndReason.STOP, EndReason.LENGTH, EndReason.FINISHED)  # the last one by a stop string
 REFUSED = (EndReason.QUEUE_FULL, EndReason.QUEUE_TIMEOUT)
 PERCENTILES = (50, 90, 99)
+NOTHING: Floats = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +50,26 @@ class Ledger:
         self.tokens, self.sequences = np.zeros(count, np.int64), np.ones(count, np.int64)
         self.cut: set[int] = set()
         self.reasons: dict[int, EndReason] = {}
-        self._owner = np.arange(count)  # request of each attempt
+        self._owner = np.arange(count)  # request of each attempt, and room for more attempts
+        self._attempts = count
         self._gaps: list[Floats] = []
+        self._attempts_before, self._indices_before = np.empty(0, np.int64), np.empty(0, np.int32)
+        self._counted_before: tuple[Requests, Requests | int] = self._attempts_before, 0
 
     def again(self, request: int) -> int:
         """Opens another attempt of a request. Returns its number."""
-        self._owner = np.append(self._owner, request)
-        return len(self._owner) - 1
+        attempt, self._attempts = self._attempts, self._attempts + 1
+        if attempt == len(self._owner):  # doubled, so that many failovers do not copy all attempts each
+            self._owner = np.concatenate((self._owner, np.zeros(max(attempt, 1), self._owner.dtype)))
+        self._owner[attempt] = request
+        return attempt
 
     def request_of(self, attempt: int) -> int:
         return int(self._owner[attempt])
 
-    def requests_of(self, attempts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def requests_of(self, attempts: Requests) -> Requests:
         """Returns the requests of attempts, [n] int64 both."""
-        return self._owner[attempts]
+        return attempts if self._attempts == len(self.came) else self._owner[attempts]  # first ones: equal numbers
 
     def arrive(self, request: int, now: float, sequences: int = 1) -> None:
         self.came[request], self.sequences[request] = now, sequences
@@ -76,13 +84,12 @@ class Ledger:
         Returns:
             Seconds to the first token of requests that had none before, and seconds since the token before of others.
         """
-        firsts, gaps = np.empty(0), np.empty(0)
+        firsts = gaps = NOTHING
         if len(outputs.attempts):
-            each = self._owner[outputs.attempts]
-            requests, counts = np.unique(each, return_counts=True) if _repeats(outputs) else (each, 1)
+            requests, counts = self._counted(outputs)
             gaps = now - self.last[requests]
             fresh = np.isnan(gaps)
-            if fresh.any():
+            if np.count_nonzero(fresh):
                 self.first[requests[fresh]] = now
                 firsts, gaps = now - self.came[requests[fresh]], gaps[~fresh]
             self._gaps.append(gaps)
@@ -91,6 +98,15 @@ class Ledger:
         for end in outputs.ends:
             self.reasons[self.request_of(end.attempt)] = end.reason
         return firsts, gaps
+
+    def _counted(self, outputs: StepOutputs) -> tuple[Requests, Requests | int]:
+        """Returns the requests that have tokens in a step, and how many tokens each."""
+        # Steps of rows in lockstep have the very arrays of the step before.
+        if outputs.attempts is not self._attempts_before or outputs.indices is not self._indices_before:
+            self._attempts_before, self._indices_before = outputs.attempts, outputs.indices
+            each = self.requests_of(outputs.attempts)
+            self._counted_before = np.unique(each, return_counts=True) if _repeats(outputs) else (each, 1)
+        return self._counted_before
 
     @property
     def ttft(self) -> Floats:
@@ -118,8 +134,8 @@ class Ledger:
 
 def _repeats(outputs: StepOutputs) -> bool:
     """Whether a request may have several tokens in a step: of several sequences, or by drafts or jumps."""
-    attempts = outputs.attempts
-    return bool(outputs.indices.any() or (attempts[1:] == attempts[:-1]).any())
+    attempts = outputs.attempts.tolist()
+    return any(outputs.indices.tolist()) or len(set(attempts)) < len(attempts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
