@@ -13,7 +13,7 @@ Order of eviction:
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from enum import Enum
+from enum import StrEnum
 from itertools import islice
 
 import numpy as np
@@ -29,7 +29,7 @@ LIFETIMES = (.1, .5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600)  # fmt: skip
 BOUNDS = np.array(LIFETIMES)
 
 
-class Cause(Enum):
+class Cause(StrEnum):
     """Why a page lost its block hash."""
 
     CAPACITY = "capacity"
@@ -175,10 +175,10 @@ class PrefixCache:
                 continue
             evicted.append(pages)
             left -= len(pages)
-        pages = np.concatenate(evicted)
+        pages = evicted[0] if len(evicted) == 1 else np.concatenate(evicted)
         self.cached -= len(pages)
         self.evicted[Cause.CAPACITY] += len(pages)
-        self._count_lifetimes(now - np.concatenate(born))
+        self._count_lifetimes(now - (born[0] if len(born) == 1 else np.concatenate(born)))
         return pages
 
     def _count_lifetimes(self, lived: NDArray[np.float64]) -> None:
@@ -187,6 +187,10 @@ class PrefixCache:
         Args:
             lived: [n] float64 seconds, n at least 1.
         """
+        if len(lived) == 1:  # most evictions for decoding rows
+            self.lifetime_seconds += lived.item()
+            self.lifetimes[bisect_left(LIFETIMES, lived.item())] += 1
+            return
         self.lifetime_seconds += float(lived.sum())
         shortest, longest = (bisect_left(LIFETIMES, float(end)) for end in (lived.min(), lived.max()))
         # Pages of a run were published together, so mostly all fall into one class.

@@ -52,5 +52,7 @@ class Attempts:
         return sorted(left)
 
     def take_ends(self) -> tuple[End, ...]:
+        if not self.ends:  # as in most steps
+            return ()
         ends, self.ends = tuple(self.ends), []
         return ends

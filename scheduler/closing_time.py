@@ -42,7 +42,7 @@ class ClosingTime:
     def take(self, now: float) -> Ints:
         """Returns what the next plan tells the executor, as `StepPlan.closing`. now: seconds on the engine's clock."""
         rows = self._rows
-        if len(self._last) < STEPS or not np.count_nonzero(np.isfinite(rows.closes_at)):
+        if len(self._last) < STEPS or not rows.closing:
             return NO_CLOSING
         seconds, told = median(self._last), list[tuple[int, int]]()
         for row in np.flatnonzero(rows.closes_at < now + WITHIN * seconds / PART).tolist():

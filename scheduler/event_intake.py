@@ -53,6 +53,8 @@ class EventIntake:
 
     def take_answers(self) -> tuple[AdminAnswer, ...]:
         """Returns the answers since the last call."""
+        if not self._answers:
+            return ()
         answers, self._answers = tuple(self._answers), []
         return answers
 

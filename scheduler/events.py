@@ -202,7 +202,7 @@ class PromptPart:
 
 
 # Made once a step, so not frozen: a frozen dataclass sets each field by a call, 4.6 us instead of 1.2 for this one. As
-# with `NewTokens`, `StepOutputs`, `StepPlan` and `InFlight`, no code writes to it.
+# with `NewTokens`, `StepOutputs`, `StepPlan`, `StepResult`, `StepWork` and `InFlight`, no code writes to it.
 @dataclass(slots=True)
 class EngineStats:
     """Gauges at this moment, and counters since the engine started.
@@ -348,7 +348,7 @@ class StepOutputs:
     @property
     def over(self) -> set[int]:
         """Attempts that report nothing more."""
-        return {end.attempt for end in self.ends if not end.more}
+        return {end.attempt for end in self.ends if not end.more} if self.ends else set()
 
 
 def nothing(stats: EngineStats, ends: tuple[End, ...] = ()) -> StepOutputs:

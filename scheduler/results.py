@@ -1,6 +1,7 @@
 """Results of steps, for sequences that still have the rows that they had when the step was planned."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cache_manager.manager import CacheManager
 from scheduler.backpressure import Backpressure
@@ -27,6 +28,8 @@ class Results:
         self.rows, self.cache, self.backpressure = running.rows, cache, backpressure
         self._running, self._attempts, self._drafting = running, running.attempts, drafting
         self._jump_forward = jump_forward
+        self._drew: Places | None = None  # rows that drew last, and attempt and index of each
+        self._whose: tuple[NDArray[np.int64], Index] = np.empty(0, np.int64), np.empty(0, np.int32)
 
     def take(self, flown: InFlight, result: StepResult) -> tuple[NewTokens, tuple[PromptPart, ...]]:
         """Returns the step's new tokens, and logprobs of prompts."""
@@ -118,7 +121,10 @@ class Results:
 
     def _new(self, rows: Places, tokens: Index, logprobs: Logprobs, several: bool = False) -> NewTokens:
         """Commits drawn tokens and ends rows that drew their last one. several: of a row there may be several."""
-        attempts, indices = self.rows.attempt[rows], self.rows.index[rows]
+        # Legal: rows in lockstep are one and the same array in each step, and the caller has seen that none has left.
+        if rows is not self._drew:
+            self._drew, self._whose = rows, (self.rows.attempt[rows], self.rows.index[rows])
+        attempts, indices = self._whose
         place = places(rows) if several or self._drafting is not None else None
         positions, stopped, full = self.rows.append(rows, tokens, place)
         for i in (stopped | full).nonzero()[0].tolist():

@@ -147,6 +147,7 @@ class Rows:
         may_draft: [size] bool. Draws depend on logits alone, not on the output before them.
         service: Tokens that tenants have had.
         departures: Rows that were removed so far.
+        closing: Rows in use with a finite `closes_at`.
         total_scheduled: Sum of `scheduled` over the rows in use.
     """
 
@@ -173,12 +174,13 @@ class Rows:
         self.may_draft = np.zeros(size, np.bool_)
         self._last = np.zeros(size, np.int32)  # position of the last token in the output
         self._stops = np.full((size, 4), -1, np.int32)
+        self._stopping = 0  # rows in use that have stop tokens
         self._outputs = np.zeros((size, 64), "<i4")  # as block hashes need them
         self._sequences: list[Sequence | None] = [None] * size
         self._free = list(range(size - 1, -1, -1))
         self._serials = 0
         self.service = Service()
-        self.departures = 0
+        self.departures = self.closing = 0
         self.total_scheduled = 0
         self._row_of: dict[tuple[int, int], int] = {}
         self._tenants: dict[str, int] = {}
@@ -242,11 +244,13 @@ class Rows:
         self.last_step[row] = -1
         self.lost[row] = sequence.lost
         self.drafts[row] = 0
-        self.closes_at[row] = request.closes_at(sequence.submitted)
+        self.closes_at[row] = closes_at = request.closes_at(sequence.submitted)
+        self.closing += closes_at < math.inf
         self.may_draft[row] = request.beam is None and request.controls.logits_params == NO_LOGITS_PARAMS
         self._stops = _with_columns(self._stops, len(request.stop_ids), -1)
         self._stops[row] = -1
         self._stops[row, : len(request.stop_ids)] = request.stop_ids
+        self._stopping += bool(request.stop_ids)
         self._outputs = _with_columns(self._outputs, known + 1, 0)
         self._outputs[row, :known] = sequence.emitted
         self._sequences[row] = sequence
@@ -312,9 +316,11 @@ class Rows:
         if sequence is None:
             raise LookupError(f"row {row} is free")
         del self._row_of[sequence.key]
+        self._stopping -= bool(sequence.request.stop_ids)
         sequence.served = int(self.prompt[row] + self.emitted[row])
         self.service.leave(int(self.tenant[row]), sequence.served - int(self.served[row]))
         self.departures += 1
+        self.closing -= bool(self.closes_at[row] < math.inf)
         self.closes_at[row] = math.inf
         self.total_scheduled -= int(self.scheduled[row])
         self._sequences[row] = None
@@ -368,9 +374,12 @@ class Rows:
 
     def ends(self, rows: Places, positions: Index, tokens: Index) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Returns whether each token is a stop token of its row, and whether it is at the last output position."""
+        full = positions >= self._last[rows]
+        if not self._stopping:
+            return np.zeros(len(rows), np.bool_), full
         stops = self._stops.take(rows, axis=0) == tokens[:, None]
         stopped = stops.any(axis=1) if np.count_nonzero(stops) else np.zeros(len(rows), np.bool_)
-        return stopped, positions >= self._last[rows]
+        return stopped, full
 
     def settle(self, row: int, computed: int, tokens: Index) -> None:
         """Sets a row's tokens once its drafts are checked.

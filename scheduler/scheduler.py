@@ -162,8 +162,9 @@ class Scheduler:
         return self._drafting is not None
 
     def stats(self) -> EngineStats:
-        waiting = self.intake.will_wait()
-        seconds = self.backpressure.predicted_wait(*waiting, self.queue.mean_output) if len(self.queue) else 0.0
+        seconds = 0.0
+        if len(self.queue):
+            seconds = self.backpressure.predicted_wait(*self.intake.will_wait(), self.queue.mean_output)
         isolated = self._admission.is_isolated(self._steps)
         return self._counters.stats(self.rows, self.queue, self.cache, seconds, isolated)
 

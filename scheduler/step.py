@@ -111,7 +111,7 @@ class StepPlan:
     closing: Ints = field(default_factory=lambda: NO_CLOSING)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen, see `scheduler.events.EngineStats`
 class StepResult:
     """Result of one step.
 

@@ -20,7 +20,7 @@ def pairs(start: int, count: int) -> float:
     return count * start + count * (count + 1) / 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, see `scheduler.events.EngineStats`
 class StepWork:
     """Work of a step: tokens, and what they see."""
 
@@ -32,10 +32,10 @@ class StepWork:
     @staticmethod
     def of(slices: Index) -> "StepWork":
         """slices: [n, 3] int32, as in the plan."""
+        if not np.count_nonzero(slices[:, 2] != 1):  # most steps, of few rows each: whole numbers, so sums are exact
+            return StepWork(len(slices), float(sum(slices[:, 1].tolist()) + len(slices)))
         starts, counts = slices[:, 1].astype(np.float64), slices[:, 2].astype(np.float64)
         one = counts == 1
-        if one.all():
-            return StepWork(len(slices), float(starts.sum()) + len(slices))
         seen = counts * starts + counts * (counts + 1) / 2
         return StepWork(
             int(np.count_nonzero(one)), float(seen[one].sum()), int(counts[~one].sum()), float(seen[~one].sum())
