@@ -53,6 +53,18 @@ def test_among_many_the_best_holder_is_always_looked_at() -> None:
     assert {chosen_of(views, 100, draws(seed)) for seed in range(50)} == {37}
 
 
+def test_three_of_many_are_looked_at() -> None:
+    seen, views = list[int](), [view() for _ in range(1000)]
+
+    def look(place: int) -> ReplicaView:
+        seen.append(place)
+        return views[place]
+
+    chosen = choose([0] * len(views), look, 100, draws())
+    assert chosen in seen
+    assert len(seen) <= 3
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.builds(view, *(st.integers(0, 5000), st.integers(0, 64), st.integers(0, 500))), min_size=1, max_size=9),
