@@ -17,22 +17,22 @@ python -m bench.structured_output [--model qwen3-0.6b] [--rounds 3] [--part batc
 import json
 import os
 import random
-import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, median
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 import typer
 from llguidance import LLMatcher, LLTokenizer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from bench.byte_pairs import write_tokenizer
 from bench.figures import AsJson, show
+from bench.schemas import LABELLED, LABELS, RECORDS, tool
 from bench.shapes import MODELS, write_model
 from model.inputs.completion import Completions
 from model.inputs.grammar_backends import BACKENDS, LLGUIDANCE, MARK
@@ -54,9 +54,6 @@ ROWS, PROMPT, NEW = 16, 32, 256
 WALKS, LONGEST = 20, 200  # random outputs of each constraint, and their tokens
 STEPS = 200
 MEANS = {"median": median, "mean": mean}
-CORPUS = 60 * 2**20  # bytes that the tokenizer is trained on
-
-SHORT = {"type": "string", "maxLength": 40}
 
 
 class Part(StrEnum):
@@ -68,32 +65,8 @@ class Part(StrEnum):
     BATCH = "batch"
 
 
-def _tool(number: int) -> dict[str, Any]:
-    properties: dict[str, Any] = {
-        "query": {"type": "string"}, "limit": {"type": "integer", "minimum": 1, "maximum": 100},
-        "sort": {"enum": ["relevance", "date", "price"]}, "tags": {"type": "array", "items": SHORT},
-        "range": {"type": "object", "properties": {"from": {"type": "string", "format": "date"},
-                                                   "to": {"type": "string", "format": "date"}}},
-    }  # fmt: skip
-    arguments = {"type": "object", "properties": properties, "required": ["query"], "additionalProperties": False}
-    called = {"name": {"const": f"search_{number}"}, "arguments": arguments}
-    return {"type": "object", "properties": called, "required": ["name", "arguments"], "additionalProperties": False}
-
-
-RECORDS = {
-    "type": "array",
-    "minItems": 1000,
-    "items": {
-        "type": "object",
-        "properties": {
-            "name": SHORT, "age": {"type": "integer", "minimum": 0}, "email": {"type": "string", "format": "email"},
-        },
-        "required": ["name", "age", "email"],
-        "additionalProperties": False,
-    },
-}  # fmt: skip
 CONSTRAINTS = {
-    "ten tools": Structured.json_schema({"anyOf": [_tool(number) for number in range(10)]}),
+    "ten tools": Structured.json_schema({"anyOf": [tool(f"search_{number}") for number in range(10)]}),
     "records": Structured.json_schema(RECORDS),
     "any JSON object": Structured.json_object(),
     "regex": Structured.regex(r"[A-Za-z ]{1,80}: [0-9]{1,6}(\.[0-9]{2})? (EUR|USD)"),
@@ -101,13 +74,6 @@ CONSTRAINTS = {
 }
 
 
-LABELS = ["confidence_level", "classification_result", "explanation_kind", "customer_identifier"]
-LABELLED = {
-    "type": "object",
-    "properties": {label: {"enum": ["high", "medium", "low"]} for label in LABELS},
-    "required": LABELS,
-    "additionalProperties": False,
-}
 CALL = {
     "query": "cheap flights to Lisbon", "limit": 10, "sort": "price", "tags": ["travel", "air"],
     "range": {"from": "2026-01-02", "to": "2026-02-03"},
@@ -120,30 +86,6 @@ OUTPUTS = {
     "choice of 100": (CONSTRAINTS["choice of 100"], "category number 17"),
 }
 """Constraints, and texts as models write them."""
-
-
-def write_tokenizer(directory: Path, vocabulary: int) -> None:
-    """Trains and writes a byte-level BPE of so many tokens, whose first one ends a text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )  # fmt: skip
-    tokenizer.train_from_iterator(_sources(), trainer)
-    tokenizer.save(str(directory / "tokenizer.json"))
-
-
-def _sources() -> Iterator[str]:
-    size = 0
-    for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")):
-        for file in sorted(Path(folder).rglob("*.py")):
-            text = file.read_text(encoding="utf-8", errors="ignore")
-            size += len(text)
-            if size > CORPUS:
-                return
-            yield text
 
 
 def timed(call: Callable[[], T]) -> tuple[T, float]:
