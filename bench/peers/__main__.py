@@ -33,6 +33,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.peers.floor import token_bytes
 from bench.peers.models import make
 from bench.peers.report import PeerRun, report
 from bench.peers.sides import ENGINES, KV_TOKENS, USUAL, PeerProcess, start_all
@@ -54,7 +55,9 @@ def main() -> None:
     )
     args = parser.parse_args()
     model = make(args.peers / "models", args.model)
-    sides = start_all(args.engines, args.peers, model, args.kv_tokens)
+    kv_tokens = KV_TOKENS[args.model] if args.kv_tokens is None else args.kv_tokens
+    engines = {name: ENGINES[name] for name in args.engines}
+    sides = start_all(engines, args.peers, model, kv_tokens, kv_tokens * token_bytes(args.model))
     if not sides:
         sys.exit("none of the engines has started")
     rows = []

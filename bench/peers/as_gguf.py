@@ -6,6 +6,7 @@ python -m bench.peers.as_gguf MODEL OUT.gguf
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -24,7 +25,7 @@ def convert(model: Path, out: Path) -> None:
     writer = GGUFWriter(out, parts.name)
     _write_config(writer, config)
     parts.write_config(writer, config)
-    _write_tokenizer(writer, config["vocab_size"])
+    _write_tokenizer(writer, config, json.loads((model / "tokenizer.json").read_text())["model"])
     for name, tensor in load_file(model / "model.safetensors").items():
         for full, values in _named(parts, name, tensor.float().numpy(), config):
             if values.ndim == 1 or not set(IN_FLOAT).isdisjoint(full.split(".")):
@@ -61,14 +62,25 @@ def _write_config(writer: GGUFWriter, config: dict) -> None:
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
 
 
-def _write_tokenizer(writer: GGUFWriter, vocabulary: int) -> None:
-    """Writes a vocabulary that both engines take; requests hold token ids. A merge needs both parts as tokens."""
-    tokens = [f"w{i}" for i in range(vocabulary - 2)]
+def _write_tokenizer(writer: GGUFWriter, config: Config, tokenizer: dict[str, Any]) -> None:
+    """Writes a byte-level BPE, or in place of one word an id a vocabulary that both engines take.
+
+    Requests hold token ids, so that the second has any merge; that needs both parts as tokens.
+    """
+    count = config["vocab_size"]
+    tokens, merges, types = [*(f"w{i}" for i in range(count - 2)), "w", "0"], ["w 0"], [gguf.TokenType.NORMAL] * count
+    if tokenizer["type"] == "BPE":
+        tokens = sorted(tokenizer["vocab"], key=tokenizer["vocab"].__getitem__)
+        tokens += [f"<unused {i}>" for i in range(len(tokens), count)]
+        merges = [" ".join(pair) for pair in tokenizer["merges"]]
+        end = int(config["eos_token_id"])
+        types[end] = gguf.TokenType.CONTROL
+        writer.add_eos_token_id(end)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*tokens, "w", "0"])
-    writer.add_token_types([gguf.TokenType.NORMAL] * vocabulary)
-    writer.add_token_merges(["w 0"])
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Computes the least time of a workload on this machine, for any engine."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -28,13 +30,15 @@ class MachineRates:
 class MachineFloor:
     """Measures the machine's rates, and computes floors from them."""
 
-    def __init__(self) -> None:
-        self._read, self._multiply = reader(), product()
+    @cached_property
+    def _work(self) -> tuple[Callable[[], object], Callable[[], object]]:
+        """Returns what reads and what multiplies. The product needs a CPU with AVX-512."""
+        return reader(), product()
 
     @torch.inference_mode()
     def rates(self) -> MachineRates:
         """Measures the rates: the best of a few tries, since other processes only make them slower."""
-        times = [[_seconds(work) for work in (self._read, self._multiply)] for _ in range(TRIES)]
+        times = [[_seconds(work) for work in self._work] for _ in range(TRIES)]
         read, multiply = (min(column) for column in zip(*times, strict=True))
         return MachineRates(READ / read, PRODUCT / multiply)
 

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from bench.peers.llama_cpp_sampler import LlamaSampler, most_likely
 from bench.peers.worker import Trace, serve
-from bench.peers.workloads import Workload
+from bench.peers.workloads import PeerRequest, Workload
 
 BATCH, SEQUENCES = 2048, 32
 LEAST_SHARED = 64  # tokens of a prefix that is worth a copy
@@ -32,12 +31,14 @@ class LlamaSequence:
         prompt: Tokens of its prompt.
         done: Number of computed tokens.
         next: Token to compute next; None while its prompt is computed.
+        sampler: Draws its tokens; None takes the most likely ones.
     """
 
     request: int
     prompt: list[int]
     done: int
     next: int | None = None
+    sampler: LlamaSampler | None = None
 
 
 class LlamaCpp:
@@ -55,7 +56,8 @@ class LlamaCpp:
         options = lib.llama_model_default_params()
         options.n_gpu_layers = 0
         self._model = lib.llama_model_load_from_file(model.encode(), options)
-        self._vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
+        self._vocabulary = lib.llama_model_get_vocab(self._model)
+        self._tokens = lib.llama_vocab_n_tokens(self._vocabulary)
         self._batch = lib.llama_batch_init(BATCH, 0, 1)
         self._context: Any = None
         self._memory: Any = None
@@ -99,21 +101,24 @@ class LlamaCpp:
             if not running:
                 time.sleep(max(0.0, requests[waiting[-1]].arrives - now))
             while waiting and free and requests[waiting[-1]].arrives <= time.perf_counter() - began:
-                prompt = requests[waiting[-1]].prompt
+                asked = requests[waiting[-1]]
+                prompt = asked.prompt
                 found = self._shared(prompt, running)
                 if found is None:
                     break
                 slot, (source, shared) = free.pop(), found
                 if shared:
                     lib.llama_memory_seq_cp(self._memory, source, slot, 0, shared)
-                running[slot] = LlamaSequence(waiting.pop(), prompt, shared)
+                running[slot] = LlamaSequence(waiting.pop(), prompt, shared, None, self._sampler(asked))
             drawn = self._step(running)
             moment = time.perf_counter()
-            for slot, token in drawn:
+            for slot, (token, ends) in drawn:
                 one = running[slot]
                 one.next = token
                 traces[one.request].add(moment, (token,))
-                if len(traces[one.request].times) == requests[one.request].tokens:
+                if ends or len(traces[one.request].times) == requests[one.request].tokens:
+                    if one.sampler is not None:
+                        one.sampler.close()
                     lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
                     del running[slot]
                     free.append(slot)
@@ -132,8 +137,11 @@ class LlamaCpp:
                 best = (slot, same)
         return best
 
-    def _step(self, running: dict[int, LlamaSequence]) -> list[tuple[int, int]]:
-        """Computes one batch; returns sequences and their next tokens."""
+    def _sampler(self, asked: PeerRequest) -> LlamaSampler | None:
+        return None if asked.seed is None else LlamaSampler(self._lib, self._vocabulary, asked.seed, asked.schema)
+
+    def _step(self, running: dict[int, LlamaSequence]) -> list[tuple[int, tuple[int, bool]]]:
+        """Computes one batch; returns sequences, their next tokens, and whether these end them."""
         wanted, used = list[tuple[int, int]](), 0
         for slot, one in running.items():
             if one.next is not None:
@@ -149,7 +157,7 @@ class LlamaCpp:
         self._batch.n_tokens = used
         if self._lib.llama_decode(self._context, self._batch):
             raise RuntimeError("llama_decode failed")
-        return [(slot, self._drawn(at)) for slot, at in wanted]
+        return [(slot, self._drawn(running[slot].sampler, at)) for slot, at in wanted]
 
     def _put(self, used: int, tokens: list[int], one: LlamaSequence, slot: int, last: bool) -> int:
         batch: Any = self._batch
@@ -159,9 +167,10 @@ class LlamaCpp:
             one.done += 1
         return used + len(tokens)
 
-    def _drawn(self, at: int) -> int:
-        logits = self._lib.llama_get_logits_ith(self._context, at)
-        return int(np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax())
+    def _drawn(self, sampler: LlamaSampler | None, at: int) -> tuple[int, bool]:
+        if sampler is None:
+            return most_likely(self._lib, self._context, at, self._tokens), False
+        return sampler.next(self._context, at)
 
 
 if __name__ == "__main__":

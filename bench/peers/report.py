@@ -82,7 +82,8 @@ class PeerRun:
         return PeerRun(
             side.name, model, workload.name, workload.counted / seconds, floor / seconds, statistics.median(first),
             sorted(first)[len(first) * 9 // 10], 1e3 * statistics.median(between or [math.nan]), rates.read / 1e9,
-            rates.multiply / 1e9, others, tuple(answer["firsts"]), side.weights, side.started, side.memory,
+            rates.multiply / 1e9, others, tuple(ids[0] for ids in answer["ids"]), side.weights, side.started,
+            side.memory,
         )  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:

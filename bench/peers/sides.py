@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from bench.peers.floor import MachineFloor, token_bytes
+from bench.peers.floor import MachineFloor
 from bench.peers.forms import MissingForm, checkpoint, held_bytes, stored_bytes
 from bench.peers.report import PeerRun
 from bench.peers.workloads import Workload
@@ -77,19 +78,20 @@ USUAL = (
 """Engines of a run that names none: all of them at once do not fit in every memory."""
 
 
-def start_all(names: list[str], peers: Path, model: Path, kv_tokens: int | None = None) -> list["PeerProcess"]:
+def start_all(
+    engines: Mapping[str, Side], peers: Path, model: Path, kv_tokens: int, kv_bytes: int
+) -> list["PeerProcess"]:
     """Starts engines, and stops each after its first token. Leaves out those that are missing or fail.
 
     Args:
-        names: Names of engines.
+        engines: Engines by name.
         peers: Directory of the virtual environments.
         model: Directory of the plain checkpoint.
-        kv_tokens: Tokens of each engine's KV cache. None for those of KV_TOKENS.
+        kv_tokens: Tokens of each engine's KV cache.
+        kv_bytes: Bytes of the same.
     """
-    kv_tokens = KV_TOKENS[model.name] if kv_tokens is None else kv_tokens
     machine, sides = MachineFloor(), list[PeerProcess]()
-    for name in names:
-        one = ENGINES[name]
+    for name, one in engines.items():
         python = peers / one.environment / "bin" / "python" if one.environment else Path(sys.executable)
         if not python.exists():
             print(f"{name}: there is no {python}", file=sys.stderr)
@@ -98,7 +100,7 @@ def start_all(names: list[str], peers: Path, model: Path, kv_tokens: int | None 
         try:
             place = checkpoint(peers, model, one.form)
             command = [str(python), "-m", f"bench.peers.{one.module}", str(place), str(kv_tokens), *one.arguments]
-            environment = _environment(peers, name, kv_tokens * token_bytes(model.name))
+            environment = _environment(peers, one, kv_bytes)
             side = PeerProcess(name, command, environment, machine, one.weights(place), log)
         except (MissingForm, CheckpointError) as error:
             print(f"{name}: {error}", file=sys.stderr)
@@ -111,11 +113,11 @@ def start_all(names: list[str], peers: Path, model: Path, kv_tokens: int | None 
     return sides
 
 
-def _environment(peers: Path, name: str, kv_bytes: int) -> dict[str, str]:
+def _environment(peers: Path, one: Side, kv_bytes: int) -> dict[str, str]:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     # Importing Quire sets it in this process, too; with it llama.cpp ran at a third of its speed.
     environment.pop("OMP_WAIT_POLICY", None)
-    if ENGINES[name].environment != "vllm":
+    if one.environment != "vllm":
         return environment
     found = [*Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), peers / "vllm" / "lib" / "libiomp5.so"]
     environment |= {
@@ -123,7 +125,7 @@ def _environment(peers: Path, name: str, kv_bytes: int) -> dict[str, str]:
         "KMP_BLOCKTIME": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(-(-kv_bytes // 2**30)),  # whole GiB
     }
-    if name.endswith("zentorch"):
+    if "compile" in one.arguments:
         environment["PYTHONPATH"] += f":{peers / 'zentorch'}"
     return environment
 
@@ -179,13 +181,25 @@ class PeerProcess:
         """Runs a workload while all other engines are stopped. Raises RuntimeError without an answer."""
         rates = self._machine.rates()
         floor = self._machine.floor(model, workload, rates, self.weights)
+        (answer,), share = self.answers([asked])
+        return PeerRun.of(self, model, workload, answer, floor, rates, share)
+
+    def answers(self, asked: Sequence[str]) -> tuple[list[dict[str, Any]], float]:
+        """Runs workloads one after the other while all other engines are stopped.
+
+        Returns:
+            Answers of the worker, see `worker.serve`, and the share of the machine that other processes used.
+
+        Raises:
+            RuntimeError: No answer.
+        """
         self._signal(signal.SIGCONT)
         before, everyone, began = self._spent(), _busy(), time.monotonic()
-        answer = self._ask(asked, RUN_SECONDS)
+        answers = [self._ask(line, RUN_SECONDS) for line in asked]
         share = (_busy() - everyone - (self._spent() - before)) / (time.monotonic() - began) / (os.cpu_count() or 1)
         self.memory = max(self.memory, sum(p.memory_full_info().pss for p in self._tree()))
         self._signal(signal.SIGSTOP)
-        return PeerRun.of(self, model, workload, answer, floor, rates, max(0.0, share))
+        return answers, max(0.0, share)
 
     def close(self) -> None:
         processes = self._tree()

@@ -65,7 +65,10 @@ class TransformersBatches:
                 pad_token_id=0,
                 stopping_criteria=[note],
             )
-        return [Trace(moments[: asked.tokens], drawn[0][row]) for row, asked in enumerate(requests)]
+        return [
+            Trace(moments[: asked.tokens], [step[row] for step in drawn[: asked.tokens]])
+            for row, asked in enumerate(requests)
+        ]
 
 
 if __name__ == "__main__":

@@ -82,7 +82,8 @@ def test_an_engine_answers_when_each_token_was_there(tmp_path, monkeypatch) -> N
     assert sorted(times) == times
     assert 0 < times[0] <= times[-1] <= single["seconds"]
     assert [len(one) for one in warm["times"]] == [8] * 6
-    assert all(0 <= first < 16_384 for first in warm["firsts"])
+    assert all(0 <= token < 16_384 for one in warm["ids"] for token in one)
+    assert [len(one) for one in warm["ids"]] == [8] * 6
     arrivals = [asked.arrives for asked in build("W5@100", 1).requests]
     assert 0 < arrivals[-1] <= paced["seconds"]
     assert all(arrives <= one[0] for one, arrives in zip(paced["times"], arrivals, strict=True))
