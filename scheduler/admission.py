@@ -11,6 +11,7 @@ from scheduler.counters import Counters
 from scheduler.events import Start
 from scheduler.page_forecast import PageForecast
 from scheduler.policy import SchedulingPolicy
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.rows import Index, Sequence
 from scheduler.running import Running
 from scheduler.settings import SchedulerSettings
@@ -173,7 +174,7 @@ class Admission:
         Suspends hypotheses that wait in rows for others queued behind the sequence: these would wait for ever.
         """
         for row in self._running.idle():
-            self._running.preempt(row)
+            self._running.preempt(row, PreemptionCause.SEARCH)
         return not self._rows.used
 
     def _free_rows(self, sequence: Sequence) -> bool:
@@ -190,7 +191,7 @@ class Admission:
         """
         idle = self._suspendable(sequence)
         if len(idle):
-            self._running.preempt(int(idle[np.argmax(self._rows.order[idle])]))
+            self._running.preempt(int(idle[np.argmax(self._rows.order[idle])]), PreemptionCause.SEARCH)
         return bool(len(idle))
 
     def _suspendable(self, sequence: Sequence) -> Index:

@@ -1,10 +1,11 @@
 """Counters of an engine, and the stats that it reports with every step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cache_manager.cached import Cause
 from cache_manager.manager import CacheManager
 from scheduler.events import EngineStats
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.queue import Queue
 from scheduler.rows import Rows
 
@@ -16,7 +17,7 @@ class Counters:
     Attributes:
         steps: Steps that have run.
         computed: Tokens whose KV was computed; of these `recomputed` a second time, after a preemption.
-        preemptions: Sequences that lost their rows; of these `yields` to a waiting one that the policy put before them.
+        preemptions: Sequences that lost their rows, by cause.
         queries: Tokens of admitted sequences that were looked up in the prefix cache; of these `hits` were found.
         images_encoded: Images that were encoded.
         peak: Most pages that were held at once.
@@ -28,8 +29,7 @@ class Counters:
     steps: int = 0
     computed: int = 0
     recomputed: int = 0
-    preemptions: int = 0
-    yields: int = 0
+    preemptions: dict[PreemptionCause, int] = field(default_factory=lambda: dict.fromkeys(PreemptionCause, 0))
     queries: int = 0
     hits: int = 0
     images_encoded: int = 0
@@ -55,7 +55,7 @@ class Counters:
             steps=self.steps,
             computed_tokens=self.computed,
             recomputed_tokens=self.recomputed,
-            preemptions=self.preemptions,
+            preemptions=sum(self.preemptions.values()),
             prefix_queries=self.queries,
             prefix_hits=self.hits,
             evicted_capacity=prefix.evicted[Cause.CAPACITY],
@@ -79,5 +79,8 @@ class Counters:
             draft_tokens=self.drafted,
             accepted_tokens=self.accepted,
             jump_forward_tokens=self.jumped,
-            preemptions_priority=self.yields,
+            preemptions_priority=self.preemptions[PreemptionCause.PRIORITY],
+            preemptions_pages=self.preemptions[PreemptionCause.PAGES],
+            preemptions_search=self.preemptions[PreemptionCause.SEARCH],
+            preemptions_lost_copy=self.preemptions[PreemptionCause.LOST_COPY],
         )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cache_manager.block_hash import BlockHash
 from cache_manager.ledger import PageMap
 from cache_manager.transfers import TransferredPage
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.request import Request
 
 
@@ -234,7 +235,8 @@ class EngineStats:
         draft_tokens: Draft tokens that were computed and checked.
         accepted_tokens: Draft tokens that the model drew too.
         jump_forward_tokens: Output tokens that a constraint left no choice of, and that were not drawn.
-        preemptions_priority: Preemptions for a waiting sequence that the policy put before the running one.
+        preemptions: Sequences that lost their rows; each is also in the count of its cause, `preemptions_pages` and
+            the others, see `PreemptionCause`.
     """
 
     running: int = 0
@@ -273,6 +275,14 @@ class EngineStats:
     accepted_tokens: int = 0
     jump_forward_tokens: int = 0
     preemptions_priority: int = 0
+    preemptions_pages: int = 0
+    preemptions_search: int = 0
+    preemptions_lost_copy: int = 0
+
+    @property
+    def preempted(self) -> dict[PreemptionCause, int]:
+        """Preemptions by cause."""
+        return {cause: getattr(self, f"preemptions_{cause}") for cause in PreemptionCause}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from scheduler.events import StepOutputs, Submit
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.replaying import Recording, Replay, ReplayedCall
 from scheduler.rows import Sequence
 from scheduler.step import StepPlan
@@ -55,6 +56,7 @@ class TimelineInterval:
         lacks: Nanoseconds by what it lacked. Only of the request that is asked for.
         behind: Nanoseconds by attempt that had a row meanwhile. Only of the request that is asked for.
         by: Attempts that took pages in the step that preempted it; () where its copy in host memory was lost.
+        causes: Causes of the preemptions of its sequences that wait; () where it was not preempted.
     """
 
     phase: TimelinePhase
@@ -65,6 +67,7 @@ class TimelineInterval:
     lacks: Counter[Lack] = field(default_factory=Counter)
     behind: Counter[int] = field(default_factory=Counter)
     by: tuple[int, ...] = ()
+    causes: tuple[PreemptionCause, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -216,7 +219,9 @@ class Explanation:
         held = attempt in self.replay.scheduler.held
         again = TimelinePhase.PREEMPTED if attempt in self._was_in_row else TimelinePhase.QUEUED
         self._enter(attempt, TimelinePhase.HELD if held else again)
-        self._open[attempt].by = self._open[attempt].by or takers
+        current = self._open[attempt]
+        current.by = current.by or takers
+        current.causes = current.causes or self.replay.scheduler.running.causes(attempt)
 
     def _enter(self, attempt: int, phase: TimelinePhase) -> None:
         """Begins an interval, unless the attempt is in this phase already."""

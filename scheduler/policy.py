@@ -73,8 +73,9 @@ class SchedulingPolicy(RequestOrder, Protocol):
     def running(self, rows: Rows, now: float) -> Index:
         """Returns the rows in use, the most deserving first.
 
-        Prefills share the budget in this order. If pages are lacking, rows are preempted from its end. Steps of the
-        same rows cost less where the same array is returned while neither rows nor order change, as `Rows.active` does.
+        Prefills share the budget in this order. If pages are lacking, rows are preempted from its end, those last that
+        were preempted `max_preemptions` times. Steps of the same rows cost less where the same array is returned while
+        neither rows nor order change, as `Rows.active` does.
         """
 
     def goes_before(self, sequence: Sequence, rows: Rows, those: Index) -> NDArray[np.bool_]:

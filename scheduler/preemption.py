@@ -10,15 +10,14 @@ from cache_manager.manager import CacheManager
 from cache_manager.matching import Match
 from scheduler.admission import Admission
 from scheduler.policy import SchedulingPolicy
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.rows import Index, Sequence
 from scheduler.running import NO_ROWS, Running
 from scheduler.settings import SchedulerSettings
 
-PREEMPTED_AT_MOST = 3  # times that a sequence gives way to others: what it computes anew stays bounded
-
 
 class Preemption:
-    """Makes way for the first in line. A sequence that has yielded `PREEMPTED_AT_MOST` times is protected."""
+    """Makes way for the first in line. A sequence that was preempted `max_preemptions` times never gives way to it."""
 
     def __init__(
         self,
@@ -44,9 +43,9 @@ class Preemption:
             return
         sequence, match = found
         those = self._policy.gives_way(sequence, rows, now).tolist()
-        unprotected = [row for row in those if rows.yields(row) < PREEMPTED_AT_MOST]
+        unprotected = [row for row in those if rows.preemptions(row) < self._settings.max_preemptions]
         for row in self._enough(sequence, match, unprotected):
-            self._running.preempt(row, yields=True)
+            self._running.preempt(row, PreemptionCause.PRIORITY)
 
     def _enough(self, sequence: Sequence, match: Match, those: list[int]) -> list[int]:
         """Returns as many of the first rows as give the sequence what it lacks; none where all do not."""

@@ -12,6 +12,7 @@ from cache_manager.matching import Awaited
 from cache_manager.transfers import TransferredPage
 from scheduler.controls import NO_LOGITS_PARAMS
 from scheduler.events import Submit
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.request import Request
 from scheduler.service import Service
 
@@ -38,10 +39,11 @@ class Sequence:
         siblings: Indices of sequences that go on from its prompt once that is computed.
         isolated_steps: Steps that it runs without other attempts.
         transferred: Transferred pages until its admission, see `Submit`.
-        yields: Times that it lost its row to a waiting sequence that the policy put before it.
+        preemptions: Times that it lost its row for a cause that counts to `SchedulerSettings.max_preemptions`.
         served: Tokens of it that are counted in `Service`; 0 before its first row.
         blocked: Seconds on the engine's clock when it was first found to lack rows or pages; None before.
         expected: Output tokens that it was expected to have when it came.
+        cause: Cause of its last preemption; None before the first.
     """
 
     attempt: int
@@ -57,17 +59,18 @@ class Sequence:
     siblings: tuple[int, ...] = ()
     isolated_steps: int = 0
     transferred: Mapping[BlockHash, TransferredPage] = field(default_factory=dict)
-    yields: int = 0
+    preemptions: int = 0
     served: int = 0
     blocked: float | None = None
     expected: int = 0
+    cause: PreemptionCause | None = None
 
     def extended(self, index: int, token: int) -> "Sequence":
         """Returns the sequence of another index in the same request that goes on from this one with a token."""
         order = self.order + index - self.index
         emitted = np.append(self.emitted, np.int32(token))
         child = replace(self, index=index, order=order, emitted=emitted, preempted=True, chain=None, siblings=())
-        child.served = self.length
+        child.served, child.cause = self.length, None
         return child
 
     @property
@@ -262,10 +265,8 @@ class Rows:
         """Returns the sequences that rows were kept free for, up to date with this row. Their chains are to be set."""
         parent = self.sequence(row)
         siblings, parent.siblings, self.siblings[row] = parent.siblings, (), 0
-        return [
-            replace(parent, index=index, order=parent.order + index - parent.index, chain=None, lost=0)
-            for index in siblings
-        ]
+        fresh = replace(parent, chain=None, lost=0, preemptions=0, cause=None)
+        return [replace(fresh, index=index, order=parent.order + index - parent.index) for index in siblings]
 
     def sequence(self, row: int) -> Sequence:
         """Returns the row's sequence with all committed output, as it would be queued again."""
@@ -275,10 +276,10 @@ class Rows:
         sequence.emitted = self._outputs[row, : self.emitted[row]].copy()
         return sequence
 
-    def yields(self, row: int) -> int:
+    def preemptions(self, row: int) -> int:
         """Returns how often the row's sequence has lost its row to others, see `Sequence`."""
         sequence = self._sequences[row]
-        return 0 if sequence is None else sequence.yields
+        return 0 if sequence is None else sequence.preemptions
 
     def hash_pages(self, row: int, computed: int, page_size: int) -> None:
         """Extends the chain of the row's sequence over its full pages below position `computed`."""

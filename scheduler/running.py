@@ -14,6 +14,7 @@ from scheduler.attempts import Attempts
 from scheduler.beam import BeamSearch
 from scheduler.counters import Counters
 from scheduler.events import EndReason
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.queue import Queue
 from scheduler.request import Request
 from scheduler.rows import Rows, Sequence
@@ -141,17 +142,13 @@ class Running:
             )
         )
 
-    def preempt(self, row: int, yields: bool = False) -> None:
-        """Takes a row from its sequence, which is queued again, or suspended by its search until all have offered.
-
-        yields: for a waiting sequence that the policy puts before it, not for lack of pages.
-        """
+    def preempt(self, row: int, cause: PreemptionCause) -> None:
+        """Takes a row from its sequence, which is queued again, or suspended by its search until all have offered."""
         sequence = self.rows.sequence(row)
-        sequence.yields += yields
-        self._counters.yields += yields
-        sequence.preempted = True
+        sequence.preempted, sequence.cause = True, cause
+        sequence.preemptions += cause.counts_to_bound
         sequence.lost = max(sequence.lost, int(self.rows.scheduled[row]))
-        self._counters.preemptions += 1
+        self._counters.preemptions[cause] += 1
         self.drop(row)
         search = self.beams.get(sequence.attempt)
         if search is not None and search.has_offer(sequence.index):
@@ -199,11 +196,11 @@ class Running:
                 self.rows.siblings[row] = len(siblings)
             return
         order = parent.order + siblings[0] - index
-        heir = replace(parent, index=siblings[0], order=order, siblings=siblings[1:], lost=0)
+        heir = replace(parent, index=siblings[0], order=order, siblings=siblings[1:], lost=0, preemptions=0)
         if row is None:
             self.queue.replace(parent, heir)
         else:
-            heir.preempted = True
+            heir.preempted, heir.cause = True, None
             self.drop(row)
             self.wait(heir)
 
@@ -217,6 +214,13 @@ class Running:
     def _waiting(self, attempt: int) -> list[Sequence]:
         found = (self.queue.get(attempt, index) for index in self.attempts.indices(attempt))
         return [one for one in found if one is not None]
+
+    def causes(self, attempt: int) -> tuple[PreemptionCause, ...]:
+        """Returns the causes of the last preemptions of an attempt's sequences that have no row."""
+        search = self.beams.get(attempt)
+        suspended = [] if search is None else search.suspended.values()
+        found = {sequence.cause for sequence in chain(self._waiting(attempt), suspended)}
+        return tuple(cause for cause in PreemptionCause if cause in found)
 
     def serve(self, attempt: int) -> None:
         """Marks the attempt's waiting sequences as served, since the first of its sequences is admitted."""

@@ -7,6 +7,7 @@ import numpy as np
 from cache_manager.manager import CacheManager
 from scheduler.drafts import Ints
 from scheduler.policy import SchedulingPolicy
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.running import Running
 from scheduler.settings import SchedulerSettings
 from scheduler.slices import Slices, Wanted
@@ -14,7 +15,14 @@ from scheduler.step_time import Pace
 
 
 class RunningWork:
-    """Finds the tokens that running rows have to compute, and gives the rows pages for them."""
+    """Finds the tokens that running rows have to compute, and gives the rows pages for them.
+
+    Bound: a sequence is preempted at most `max_preemptions` times, for pages and for waiting sequences together, with
+    one exception. Where a row lacks pages and all rows behind the policy's first one have reached the bound, the last
+    of them gives way once more. The first row gives way to none: it always goes on, so work that is pending makes
+    progress. Hypotheses that wait in their rows for others of their search do nothing, and are suspended without being
+    counted.
+    """
 
     def __init__(
         self, settings: SchedulerSettings, running: Running, cache: CacheManager, policy: SchedulingPolicy, drafts: bool
@@ -44,18 +52,25 @@ class RunningWork:
             while rows.serial[row] and not cache.grow(row, start, end):
                 if cache.pool.returning:
                     break  # pages come back when the step in flight retires: this row sits out one step
-                self._running.preempt(self._victim(now))
+                self._running.preempt(*self._victim(now))
                 preempted = True
         wanted = self._wanted(now)
         ends = wanted.starts + np.minimum(wanted.need, self._settings.chunk)
         wanted.covered = cache.covers(wanted.rows, ends)
         return wanted, preempted
 
-    def _victim(self, now: float) -> int:
-        """The row that gives way: the last hypothesis that waits for others of its search, else the last of all."""
+    def _victim(self, now: float) -> tuple[int, PreemptionCause]:
+        """Returns the row that gives way to one that lacks pages, and the cause.
+
+        The last hypothesis that waits for others of its search goes first. Else it is the last row that was preempted
+        fewer than `max_preemptions` times, the policy's first row left out. If there is none, it is the last of all.
+        """
         last_first = self._policy.running(self._rows, now)[::-1].tolist()
-        waiting = set(self._running.idle())
-        return next((row for row in last_first if row in waiting), last_first[0])
+        idle, most = set(self._running.idle()), self._settings.max_preemptions
+        if waiting := [row for row in last_first if row in idle]:
+            return waiting[0], PreemptionCause.SEARCH
+        below = (row for row in last_first[:-1] if self._rows.preemptions(row) < most)
+        return next(below, last_first[0]), PreemptionCause.PAGES
 
     def _wanted(self, now: float) -> Wanted:
         rows = self._rows

@@ -2,8 +2,9 @@
 
 There is no prefill phase and no decode phase: a row has `length` tokens, `scheduled` of which are computed, and each
 step closes the gap as far as budget and pages allow. Decodes go first, then running prefills, then the waiting queue.
-Order is the policy's. The victim of a preemption is the policy's last row; it waits in front of all newcomers. The
-policy's first row is never a victim, so work always ends.
+Order is the policy's. The victim of a preemption is the policy's last row that was preempted fewer than
+`max_preemptions` times (`scheduler.running_work` has the exact bound); it waits in front of all newcomers. The policy's
+first row is never a victim, so work always ends.
 
 `schedule` and `commit` are pure: time comes in as an argument, and the same calls give the same plans.
 
@@ -48,6 +49,7 @@ from scheduler.page_forecast import PageForecast
 from scheduler.policies import POLICIES
 from scheduler.policy import SchedulingPolicy
 from scheduler.preemption import Preemption
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.request import Request
 from scheduler.results import Results
 from scheduler.rows import Index
@@ -323,7 +325,7 @@ class Scheduler:
             self.cache.pool.begin(now, self._steps)
             self._retire(result.step)
             for row in self.cache.arrived(result.step, result.lost_pages):
-                self._running.preempt(row)  # its host copy was lost: it computes those tokens again
+                self._running.preempt(row, PreemptionCause.LOST_COPY)  # it computes those tokens again
             if result.step % AUDIT_STEPS == 0:
                 self._audit()
             new, parts = self._results.take(flown, result)

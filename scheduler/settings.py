@@ -14,6 +14,7 @@ MOST_ITL = 3600.0  # seconds
 MOST_AGEING = 86400.0  # seconds: more is no ageing
 MOST_CONSERVATIVENESS = 10.0
 MOST_BACKFILL = 3600.0  # seconds
+MOST_PREEMPTIONS = 1000
 SCHEDULING_POLICIES = (  # of `scheduler.policies`
     "deadline",
     "dominant-share",
@@ -113,6 +114,15 @@ class SchedulerSettings:
         },
     )
 
+    max_preemptions: int = field(
+        default=3,
+        metadata={
+            "help": "Times that a sequence loses its row to others, for pages or for a more urgent request, before it "
+            "is passed over: then others give way, and only where all that could have reached this number the newest "
+            "of them. 0: always the newest, and none for a more urgent request."
+        },
+    )
+
     @property
     def weights(self) -> dict[str, float]:
         """Weights of tenants by name, as `tenant_weights` says them."""
@@ -161,6 +171,8 @@ class SchedulerSettings:
                 f"--schedule-conservativeness is {self.schedule_conservativeness}, must be in "
                 f"[0, {MOST_CONSERVATIVENESS:.0f}]"
             )
+        if not 0 <= self.max_preemptions <= MOST_PREEMPTIONS:
+            raise ValueError(f"--max-preemptions is {self.max_preemptions}, must be in [0, {MOST_PREEMPTIONS}]")
         if not 0 <= self.draft_tokens <= MOST_DRAFTS:
             raise ValueError(f"--speculative-tokens is {self.draft_tokens}, must be in [0, {MOST_DRAFTS}]")
         if self.steps_in_flight not in (None, 1, 2):

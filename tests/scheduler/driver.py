@@ -15,6 +15,7 @@ from tests.scheduler.executor import FakeExecutor, LawBroken, law
 from tests.scheduler.oracle import Oracle
 from tests.scheduler.outcome import Outcome, check_outcome
 from tests.scheduler.plan_checker import PlanChecker
+from tests.scheduler.preemptions import Victims
 from tests.scheduler.room import Before, Room
 from tests.scheduler.trace import output_bytes, plan_bytes
 from tests.scheduler.workloads import Workload
@@ -46,6 +47,7 @@ class SchedulerDriver:
         self._arrivals = {a.attempt: a for a in workload.arrivals}
         scopes = {a.attempt: a.request.scope for a in workload.arrivals}
         self._idle_before = set[Key]()
+        self._victims = Victims(workload.settings.max_preemptions)
         self.oracle = Oracle(self.scheduler, self.executor, scopes)
         self.room = Room(cache, workload.settings, workload.prefix_cache)
         self._lengths_at_start = self._forgotten = self.overtaken = self.suspended = 0
@@ -72,6 +74,7 @@ class SchedulerDriver:
                 self.told[event.attempt] = Outcome(self._arrivals[event.attempt])
         now = float(self.turn)
         before, preemptions = self._rows(), self.scheduler.stats().preemptions
+        self._victims.before_turn(self.scheduler)
         idle = self._idle_before = self._idle()
         may_join = self._may_join(events)
         going_on = {row: self._before(row, mirror) for row, mirror in self.executor.rows.items()}
@@ -85,7 +88,7 @@ class SchedulerDriver:
             self._launch(plan, going_on, [join.row for join in plan.joins if self._key(join) in may_join])
         victims = before & self._waiting()
         kept = before & self._rows()
-        law(max(kept, default=(0, 0)) < min(victims, default=(1 << 30, 0)), f"{victims} were preempted, {kept} not")
+        self._victims.check(victims, kept)
         law(not victims or not idle & kept, f"{victims} were preempted, {idle & kept} wait for others and were not")
         self._check_rows_for_siblings()
         if preemptions == self.scheduler.stats().preemptions:

@@ -11,6 +11,7 @@ from cache_manager.matching import Match
 from scheduler.backpressure import FEWEST_STEPS
 from scheduler.dominant_share import DominantShare
 from scheduler.events import EndReason, Submit
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.rows import Sequence, sequences_of
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits
@@ -168,7 +169,7 @@ def test_rows_that_are_kept_for_siblings_count_for_their_tenant() -> None:
 
 def test_those_that_gave_way_come_before_all_others() -> None:
     scheduler = running(submit(1, "a"), submit(2, "a"))
-    scheduler.running.preempt(scheduler.rows.row_of(2) or 0)
+    scheduler.running.preempt(scheduler.rows.row_of(2) or 0, PreemptionCause.PAGES)
     for event in (submit(3, "b"), submit(4, "a")):
         for sequence in sequences_of(event, 1.0, event.attempt):
             scheduler.queue.push(sequence)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 
 from scheduler.events import EndReason
-from scheduler.explaining import NANOSECONDS, Explanation, Lack, TimelinePhase
+from scheduler.explaining import NANOSECONDS, WAITING, Explanation, Lack, TimelinePhase
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.replaying import Recording
 from scheduler.settings import SchedulerSettings
 from tests.scheduler.recorded import RecordedDriver, played
@@ -55,6 +56,7 @@ def check(workload: Workload, tokens: bool = False) -> None:
         for interval in one.intervals:
             spent = interval.end - interval.start
             assert interval.lacks.total() in (0, spent)
+            assert not interval.causes or interval.phase in WAITING[1:]
             assert all(0 < meanwhile <= spent for meanwhile in interval.behind.values())
 
 
@@ -117,6 +119,7 @@ def test_a_request_loses_its_pages_to_another_and_computes_them_again() -> None:
     ]
     lost = found.timelines[2].intervals[2]
     assert lost.by == (1,)
+    assert lost.causes == (PreemptionCause.PAGES,)
     assert lost.behind.keys() == {1}
     assert found.timelines[2].intervals[3].tokens > 7
 

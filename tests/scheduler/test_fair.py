@@ -15,6 +15,7 @@ from scheduler.events import Abort, EndReason, Event, Submit
 from scheduler.fair import FairService
 from scheduler.parameters import Beam
 from scheduler.policy import FirstCome, SchedulingPolicy
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.queue import Queue
 from scheduler.rows import Rows, Sequence
 from scheduler.scheduler import Scheduler
@@ -239,7 +240,7 @@ def test_a_preempted_sequence_waits_by_its_tenants_counter() -> None:
     scheduler = scheduler_of(FairService({}), rows=2)
     events = [Submit(i, make_request(i, 8, 20, scope=Scope(tenant))) for i, tenant in enumerate("ab", 1)]
     scheduler.schedule(0.0, events)
-    scheduler.running.preempt(scheduler.rows.row_of(1) or 0)
+    scheduler.running.preempt(scheduler.rows.row_of(1) or 0, PreemptionCause.PAGES)
     heavy = Submit(3, make_request(3, 2, 4, scope=Scope("c")))
     scheduler.intake.take(heavy, 1.0)
     order = [one.attempt for one in scheduler.policy.waiting(scheduler.queue, scheduler.rows, 1.0)]

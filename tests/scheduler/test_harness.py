@@ -165,7 +165,7 @@ def queue_forgets_to_count_down(real):
 
 @fault(Running, "preempt")
 def oldest_is_the_victim(real):
-    return lambda self, row: real(self, int(self.rows.active()[0]))
+    return lambda self, row, cause: real(self, int(self.rows.active()[0]), cause)
 
 
 @fault(Rows, "sequence")
@@ -321,9 +321,9 @@ def hits_of_a_preempted_sequence_count_again(real):
 
 @fault(Running, "preempt")
 def all_of_a_preempted_sequence_counts_as_computed_again(real):
-    def preempt(self, row):
+    def preempt(self, row, cause):
         self._counters.recomputed += int(self.rows.scheduled[row])
-        real(self, row)
+        real(self, row, cause)
 
     return preempt
 

@@ -217,9 +217,9 @@ def a_hypothesis_that_has_offered_is_queued(real):
 
 @fault(Running, "preempt")
 def a_hypothesis_that_has_offered_is_lost(real):
-    def preempt(self, row):
+    def preempt(self, row, cause):
         attempt, slot = int(self.rows.attempt[row]), int(self.rows.index[row])
-        real(self, row)
+        real(self, row, cause)
         if attempt in self.beams:
             self.beams[attempt].suspended.pop(slot, None)
 

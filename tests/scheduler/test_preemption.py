@@ -11,7 +11,7 @@ from cache_manager.manager import CacheManager
 from scheduler.admission import Admission
 from scheduler.events import Abort, EndReason, Event, Submit
 from scheduler.policy import FirstCome, SchedulingPolicy
-from scheduler.preemption import PREEMPTED_AT_MOST, Preemption
+from scheduler.preemption import Preemption
 from scheduler.priority import AgeingPriority
 from scheduler.rows import Rows
 from scheduler.scheduler import Scheduler
@@ -130,7 +130,7 @@ def test_a_sequence_that_gave_way_often_is_protected() -> None:
         if 1 in ended:
             break
     assert ended[-1] == 1, "it ends while others come"
-    assert scheduler.stats().preemptions_priority == PREEMPTED_AT_MOST
+    assert scheduler.stats().preemptions_priority == scheduler.settings.max_preemptions == 3
     assert len(scheduler.queue) > 1
 
 
@@ -156,7 +156,7 @@ def test_none_gives_way_first_come() -> None:
 def the_protection_is_forgotten(real):
     def sequence(self, row):
         found = real(self, row)
-        found.yields = 0
+        found.preemptions = 0
         return found
 
     return sequence

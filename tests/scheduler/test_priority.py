@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cache_manager.matching import Match
 from scheduler.event_intake import EventIntake
 from scheduler.policy import FirstCome, SchedulingPolicy
-from scheduler.preemption import PREEMPTED_AT_MOST
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.priority import AgeingPriority
 from scheduler.queue import Queue, QueueLoad
 from scheduler.request import Request
@@ -49,7 +49,8 @@ class Watched:
     """A scheduler under the laws of the policy, found from arrivals alone.
 
     Attributes:
-        yields: Times that each sequence gave way.
+        yields: Times that each sequence gave way to one that waited.
+        lost: Times that each gave way, for pages too.
         vain: Turns since rows gave way to a sequence that has no row yet.
     """
 
@@ -58,7 +59,7 @@ class Watched:
         self.scheduler = scheduler = Scheduler(
             workload.settings, workload.queue, workload.cache, workload.hasher, policy=policy or AgeingPriority(ageing)
         )
-        self.yields, self.passed = Counter[tuple[int, int]](), 0
+        self.yields, self.lost, self.passed = Counter[tuple[int, int]](), Counter[tuple[int, int]](), 0
         self._come = {one.attempt: one for one in workload.arrivals}
         self._preempt, self._start = scheduler.running.preempt, scheduler.running.start
         scheduler.running.preempt = self._preempting
@@ -77,10 +78,10 @@ class Watched:
             law(not earlier or one.awaited is not None, f"{sequence.key} starts before {one.key}, which waits in front")
         return self._start(sequence, match)
 
-    def _preempting(self, row: int, yields: bool = False) -> None:
+    def _preempting(self, row: int, cause: PreemptionCause) -> None:
         rows, queue = self.scheduler.rows, self.scheduler.queue.in_order()
         key = int(rows.attempt[row]), int(rows.index[row])
-        if yields:
+        if cause is PreemptionCause.PRIORITY:
             level = self.ageing or 1
             ahead = [one.key for one in queue if self.place(one.attempt) + level <= self.place(key[0])]
             law(ahead, f"{key} gives way, and none that waits is a level before it")
@@ -89,11 +90,13 @@ class Watched:
                 for other in rows.active().tolist()
                 if (self.place(int(rows.attempt[other])), rows.attempt[other]) > (self.place(key[0]), key[0])
             ]
-            bare = [one for one in behind if self.yields[int(rows.attempt[one]), int(rows.index[one])] < 3]
+            most = self.workload.settings.max_preemptions
+            bare = [one for one in behind if self.lost[int(rows.attempt[one]), int(rows.index[one])] < most]
             law(not bare, f"{key} gives way, rows {bare} are behind it")
             self.yields[key] += 1
-            law(self.yields[key] <= PREEMPTED_AT_MOST, f"{key} gives way once more")
-        self._preempt(row, yields)
+            law(self.lost[key] < most, f"{key} gives way once more")
+        self.lost[key] += cause.counts_to_bound
+        self._preempt(row, cause)
 
 
 def run(drawn: tuple[Workload, float]) -> Watched:
@@ -280,7 +283,7 @@ def the_best_of_the_lesser_gives_way(real):
 
 @FAULTS.fault(Running, "preempt")
 def causes_are_not_counted(real):
-    return lambda self, row, yields=False: real(self, row)
+    return lambda self, row, cause: real(self, row, PreemptionCause.PAGES)
 
 
 @FAULTS.fault(EventIntake, "_submit")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cache_manager.manager import CacheManager
 from scheduler.events import EndReason, Event, Ready, StepOutputs, Submit
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.readiness import with_ready
 from scheduler.request import Request
 from scheduler.rows import Sequence
@@ -219,7 +220,7 @@ def test_an_isolated_attempt_that_is_held_again_holds_up_the_engine() -> None:
 
     turn(0.0, Submit(1, make_request(1, 8, 20), isolated_steps=10), Ready(1))
     turn(1.0, Submit(2, make_request(2, 8, 20)), Ready(2))
-    scheduler.running.preempt(int(scheduler.rows.active()[0]))  # as where a page of its was lost
+    scheduler.running.preempt(int(scheduler.rows.active()[0]), PreemptionCause.LOST_COPY)
     assert scheduler.schedule(2.0, ()) is None
     assert scheduler.is_held
     turn(3.0, Ready(1))

@@ -410,7 +410,7 @@ class End(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[_Union[EndReason, str]] = ..., stop_token_id: _Optional[int] = ..., message: _Optional[str] = ..., retry_after: _Optional[float] = ..., index: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_tokens", "pages_used", "pages_total", "steps", "computed_tokens", "recomputed_tokens", "preemptions", "pages_cached", "pages_shared", "slots_unused", "prefix_queries", "prefix_hits", "evicted_capacity", "evicted_reset", "evicted_fault", "lifetimes", "lifetime_seconds", "imbalances", "host_slots", "host_slots_used", "swapped_out", "swapped_in", "swap_lost", "pages_peak", "page_bytes", "pages_if_copied", "images_encoded", "isolated", "waiting_seconds", "pages_transferred", "draft_tokens", "accepted_tokens", "jump_forward_tokens", "preemptions_priority")
+    __slots__ = ("running", "waiting", "waiting_tokens", "pages_used", "pages_total", "steps", "computed_tokens", "recomputed_tokens", "preemptions", "pages_cached", "pages_shared", "slots_unused", "prefix_queries", "prefix_hits", "evicted_capacity", "evicted_reset", "evicted_fault", "lifetimes", "lifetime_seconds", "imbalances", "host_slots", "host_slots_used", "swapped_out", "swapped_in", "swap_lost", "pages_peak", "page_bytes", "pages_if_copied", "images_encoded", "isolated", "waiting_seconds", "pages_transferred", "draft_tokens", "accepted_tokens", "jump_forward_tokens", "preemptions_priority", "preemptions_pages", "preemptions_search", "preemptions_lost_copy")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -447,6 +447,9 @@ class Stats(_message.Message):
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     JUMP_FORWARD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_LOST_COPY_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_tokens: int
@@ -483,4 +486,7 @@ class Stats(_message.Message):
     accepted_tokens: int
     jump_forward_tokens: int
     preemptions_priority: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., steps: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_shared: _Optional[int] = ..., slots_unused: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., evicted_capacity: _Optional[int] = ..., evicted_reset: _Optional[int] = ..., evicted_fault: _Optional[int] = ..., lifetimes: _Optional[_Iterable[int]] = ..., lifetime_seconds: _Optional[float] = ..., imbalances: _Optional[int] = ..., host_slots: _Optional[int] = ..., host_slots_used: _Optional[int] = ..., swapped_out: _Optional[int] = ..., swapped_in: _Optional[int] = ..., swap_lost: _Optional[int] = ..., pages_peak: _Optional[int] = ..., page_bytes: _Optional[int] = ..., pages_if_copied: _Optional[int] = ..., images_encoded: _Optional[int] = ..., isolated: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., pages_transferred: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., jump_forward_tokens: _Optional[int] = ..., preemptions_priority: _Optional[int] = ...) -> None: ...
+    preemptions_pages: int
+    preemptions_search: int
+    preemptions_lost_copy: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., steps: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_shared: _Optional[int] = ..., slots_unused: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., evicted_capacity: _Optional[int] = ..., evicted_reset: _Optional[int] = ..., evicted_fault: _Optional[int] = ..., lifetimes: _Optional[_Iterable[int]] = ..., lifetime_seconds: _Optional[float] = ..., imbalances: _Optional[int] = ..., host_slots: _Optional[int] = ..., host_slots_used: _Optional[int] = ..., swapped_out: _Optional[int] = ..., swapped_in: _Optional[int] = ..., swap_lost: _Optional[int] = ..., pages_peak: _Optional[int] = ..., page_bytes: _Optional[int] = ..., pages_if_copied: _Optional[int] = ..., images_encoded: _Optional[int] = ..., isolated: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., pages_transferred: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., jump_forward_tokens: _Optional[int] = ..., preemptions_priority: _Optional[int] = ..., preemptions_pages: _Optional[int] = ..., preemptions_search: _Optional[int] = ..., preemptions_lost_copy: _Optional[int] = ...) -> None: ...
