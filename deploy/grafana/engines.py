@@ -166,11 +166,12 @@ STEPS = Row(
         ),
         Panel(
             "Preemptions",
-            "Sequences a second that lost their pages; of these, to a more urgent request that waited.",
+            "Sequences a second that lost their rows, by cause: a running one lacked pages, a more urgent one came, "
+            "a hypothesis waited for others, or the host tier lost a copy.",
             "none",
             (
                 Query(rate("quire_num_preemptions_total"), "all {{model_name}}"),
-                Query(rate("quire_num_preemptions_priority_total"), "for priority {{model_name}}"),
+                Query(rate("quire_num_preemptions_by_cause_total", "cause"), "{{cause}} {{model_name}}"),
             ),
         ),
     ),

@@ -45,6 +45,7 @@ def timeline_json(found: Explanation, numbers: Mapping[int, int], one: RequestTi
                 "lacks_ns": {lack.value: spent for lack, spent in interval.lacks.items()},
                 "behind_ns": {str(numbers[attempt]): spent for attempt, spent in interval.behind.items()},
                 "preempted_by": [numbers[attempt] for attempt in interval.by],
+                "preempted_for": [cause.value for cause in interval.causes],
             }
             for interval in one.intervals
         ],
@@ -56,8 +57,10 @@ def seconds_text(nanoseconds: int) -> str:
 
 
 def why(interval: TimelineInterval, numbers: Mapping[int, int]) -> str:
-    """Returns what a waiting request lacked, and which requests had rows meanwhile, the longest first."""
+    """Returns why a waiting request was preempted, what it lacked, and which requests had rows, the longest first."""
     parts = []
+    if interval.causes:
+        parts.append(f"cause: {', '.join(cause.value for cause in interval.causes)}")
     if interval.by:
         parts.append(f"its pages went to {_named(interval.by, numbers)}")
     parts += [f"{lack.value} ({seconds_text(spent)} s)" for lack, spent in interval.lacks.most_common()]

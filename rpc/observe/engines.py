@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry
 from cache_manager.cached import LIFETIMES, Cause
 from rpc.observe.families import Families
 from scheduler.events import EngineStats, StepOutputs
+from scheduler.preemption_cause import PreemptionCause
 
 STEP = (.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10)  # fmt: skip
 OVERHEAD = (.00005, .0001, .0002, .0005, .001, .002, .005, .01, .02, .05)  # fmt: skip
@@ -47,10 +48,6 @@ COUNTERS = {
     "computed_tokens": ("quire_computed_tokens", "Tokens whose KV was computed, recomputed ones included."),
     "recomputed_tokens": ("quire_recomputed_tokens", "Tokens whose KV a preemption threw away."),
     "preemptions": ("quire_num_preemptions", "Sequences that lost their pages, and compute them anew."),
-    "preemptions_priority": (
-        "quire_num_preemptions_priority",
-        "Preemptions for a more urgent request that waited; the others are for lack of pages.",
-    ),
     "draft_tokens": ("quire_spec_decode_draft_tokens", "Draft tokens that were computed and checked."),
     "accepted_tokens": ("quire_spec_decode_accepted_tokens", "Draft tokens that the model drew too."),
     "jump_forward_tokens": (
@@ -60,6 +57,11 @@ COUNTERS = {
     "images_encoded": ("quire_images_encoded", "Images that were encoded; one for each content."),
 }
 """Name and help text of each counter, by field of `EngineStats`."""
+
+PREEMPTED_HELP = (
+    "Preemptions by cause: pages (a running request lacked them), priority (for a more urgent one that waited), search "
+    "(a hypothesis that waited for others), lost_copy (of the host tier)."
+)
 
 
 class EngineMetrics:
@@ -85,6 +87,8 @@ class EngineMetrics:
         evicted = make.counters("quire_kv_pages_evicted", "Cached KV pages given up, by cause.", "cause", causes)
         self._counters = {field: make.counter(*named) for field, named in COUNTERS.items()}
         self._counters |= {f"evicted_{cause}": counter for cause, counter in evicted.items()}
+        preempted = make.counters("quire_num_preemptions_by_cause", PREEMPTED_HELP, "cause", list(PreemptionCause))
+        self._counters |= {f"preemptions_{cause}": counter for cause, counter in preempted.items()}
         self._lifetimes = make.counted(
             "quire_kv_page_lifetime_seconds", "Time from a page's publication until its place was needed.", LIFETIMES
         )

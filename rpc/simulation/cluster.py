@@ -11,6 +11,7 @@ ends hand theirs over at once.
 import heapq
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +33,7 @@ from rpc.simulation.traffic import Timed
 from scheduler.autoscaling import Autoscaler, EngineLoad
 from scheduler.events import SHORT_HASH, Abort, EndReason, EngineStats, StepOutputs, Submit
 from scheduler.limits import Limits
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.rows import Rows
 from scheduler.stand_ins import FILLER
 
@@ -440,7 +442,10 @@ class Cluster:
             one for _, one, _ in self._gone
         )
         lived = sum(end - node.since for node in there) + sum(one for _, _, one in self._gone)
-        return Serving(self.ledger, end - begin, *self._counts(), busy, lived)
+        preempted = Counter[PreemptionCause]()
+        for one in self._stats():
+            preempted.update(one.preempted)
+        return Serving(self.ledger, end - begin, *self._counts(), busy, lived, preempted)
 
 
 def _length(submit: Submit) -> int:

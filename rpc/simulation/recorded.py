@@ -129,7 +129,7 @@ class Trace:
         predicted, took = np.array([(time.expected(work), seconds) for work, seconds in steps]).reshape(-1, 2).T
         errors = np.abs(predicted - took) / np.maximum(took, 1e-9)
         prefills = np.array([work.prefill > 0 for work, _ in steps], np.bool_)
-        serving = Serving(ledger, lasted, *counts, busy, lasted)
+        serving = Serving(ledger, lasted, *counts, busy, lasted, stats.preempted)
         return Trace(recording.blueprint, requests, time.costs(), errors, prefills, serving)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.events import EndReason, StepOutputs
+from scheduler.preemption_cause import PreemptionCause
 
 Floats = NDArray[np.float64]
 Requests = NDArray[np.int64]
@@ -150,6 +151,7 @@ class Serving:
         queries: See `hits`.
         busy: Seconds in which a step ran, the sum over engines.
         engine_seconds: Seconds that engines were there, the sum over engines.
+        preempted: Preemptions by cause.
     """
 
     ledger: Ledger
@@ -159,6 +161,7 @@ class Serving:
     queries: int
     busy: float
     engine_seconds: float
+    preempted: Mapping[PreemptionCause, int]
 
     @property
     def firsts(self) -> Floats:
@@ -212,6 +215,7 @@ class Serving:
             **percentiles("between two tokens, s", ledger.gaps),
             **percentiles("whole request, s", lasted),
             "preemptions": self.preemptions,
+            **{f"preemptions, {cause}": self.preempted[cause] for cause in PreemptionCause},
             "prefix hits": self.hits / self.queries if self.queries else 0.0,
         }
 

@@ -17,6 +17,7 @@ from rpc.frontend.stream import FinishReason
 from rpc.observe.metrics import ITL, OUTCOMES, PHASES, TTFT, WHOLE, Metrics
 from rpc.observe.metrics_http import serve_metrics
 from scheduler.events import End, EndReason, EngineStats
+from scheduler.preemption_cause import PreemptionCause
 
 
 def test_page_parses_and_follows_the_naming_rules() -> None:
@@ -50,6 +51,17 @@ def test_page_parses_and_follows_the_naming_rules() -> None:
     assert value["quire_generation_tokens_total"] == 4
     assert value["quire_inter_token_latency_seconds_count"] == 3
     assert value["quire_inter_token_latency_seconds_sum"] == 0.508
+
+
+def test_preemptions_are_counted_by_cause_and_in_all() -> None:
+    metrics = Metrics("demo")
+    metrics.engines.stats(EngineStats(preemptions=2, preemptions_pages=1, preemptions_priority=1))
+    metrics.engines.stats(EngineStats(preemptions=5, preemptions_pages=2, preemptions_priority=1, preemptions_search=2))
+    name = "quire_num_preemptions_by_cause_total"
+    labels = [{"model_name": "demo", "cause": cause} for cause in PreemptionCause]
+    found = {one["cause"]: metrics.registry.get_sample_value(name, one) for one in labels}
+    assert found == {"pages": 2, "priority": 1, "search": 2, "lost_copy": 0}
+    assert metrics.registry.get_sample_value("quire_num_preemptions_total", {"model_name": "demo"}) == 5
 
 
 def test_counters_add_what_is_new_and_survive_an_engine_that_starts_again() -> None:

@@ -102,6 +102,7 @@ def check_end(drawn: Drawn, run: Cluster, ledger: StrictLedger, serving: Serving
         _check_request(drawn, ledger, request)
     engines = [dict(zip(COLUMNS, row, strict=True))["engines"] for row in run.samples]
     law(max(engines) <= drawn.deployment.most, f"{max(engines)} engines serve, {drawn.deployment.most} may")
+    law(serving.preemptions == sum(serving.preempted.values()), f"a preemption has no cause: {serving.preempted}")
     law(serving.preemptions >= 0 and serving.hits <= serving.queries, "more prefix tokens are found than looked up")
     for replica, engine in run.engines:
         _check_engine(replica, engine)

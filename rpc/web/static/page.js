@@ -451,6 +451,7 @@ function why(interval, names) {
   const longest = (spent) => Object.entries(spent).sort((a, b) => b[1] - a[1]);
   const parts = longest(interval.lacks_ns).map(([lack, spent]) => `${lack} (${exact(spent)} s)`);
   if (interval.preempted_by.length) parts.unshift(`its pages went to ${named(interval.preempted_by)}`);
+  if (interval.preempted_for.length) parts.unshift(`cause: ${interval.preempted_for.join(", ")}`);
   const behind = longest(interval.behind_ns).map(([number]) => number);
   if (behind.length) parts.push(`behind ${named(behind)}`);
   return parts.join("; ");
