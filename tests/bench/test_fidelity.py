@@ -16,6 +16,7 @@ from rpc.loadgen.drive import LoadRun
 from rpc.loadgen.observation import Observation
 from rpc.loadgen.traces import read_trace
 from rpc.simulation.served import Ledger, Serving
+from scheduler.preemption_cause import PreemptionCause
 from scheduler.profile import Profile, read_profile
 
 TINY = MODELS["llama-135m"] | {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 2048}
@@ -35,7 +36,7 @@ def served_of(*times: tuple[float, float, int]) -> Serving:
     ledger.came[:] = 1.0
     for i, (first, last, tokens) in enumerate(times):
         ledger.first[i], ledger.last[i], ledger.tokens[i] = 1 + first, 1 + last, tokens
-    return Serving(ledger, 10.0, 0, 0, 0, 10.0, 10.0)
+    return Serving(ledger, 10.0, 0, 0, 0, 10.0, 10.0, dict.fromkeys(PreemptionCause, 0))
 
 
 TIMES = [(0.1 * i, 0.1 * i + 0.02 * i * 9, 10) for i in range(1, 101)]
