@@ -12,14 +12,16 @@ Schemas are a call of one of ten tools, a record, four labels, one of 100 texts.
 schema:
 
 - tokens a second of some requests at once and of one alone. Here an output is an array of at least 1,000 values of the
-  schema, so that none is complete before its last token, and every engine draws as many tokens. The grammar is known;
+  schema, so that none is complete before its last token, and every engine draws as many tokens. The grammar is known.
+  Quire does not try to close such outputs in time, which costs others a search of milliseconds;
 - the time to the first token of a request alone with a grammar that the engine has not seen, and once more with it.
-  Quire's has the frontend's check of the grammar, but none of the three has a server before it.
+  Quire's has the frontend's check of the grammar and, as `max_tokens` is 48, the search for an end of the output. None
+  of the three has a server before it.
 
-Before the rounds each engine gives outputs of one value, of at most 256 and of at most 48 tokens. The share that is
+Before the rounds each engine gives outputs of one value, of at most 128 and of at most 48 tokens. The share that is
 valid by the schema is counted with jsonschema, one of Quire's `dev` extras, formats included. A figure is the median
 over the rounds. A percentage is the median of constrained by free of the same turn. A run that is cut short has its
-figures in FILE:
+figures in FILE. So has one of `--rounds 0`, which only checks outputs, beside one of `--outputs 0`, which does not:
 
     python -m bench.peers.structured_report FILE
 """
@@ -48,7 +50,7 @@ SIDES = {
     "vLLM, xgrammar": Side("vllm_engine", "vllm", arguments=("eager", "xgrammar")),
     "llama.cpp": Side("llama_cpp_engine", "llama", "bf16"),
 }
-LONG, SHORT = 256, 48  # most tokens of an output whose validity is checked
+LONG, SHORT = 128, 48  # most tokens of an output whose validity is checked
 END = 0
 KV_TOKENS = 8192
 WIDTHS = {"bfloat16": 1, "float32": 2}  # bytes of an element, in bytes of a bfloat16
@@ -62,11 +64,13 @@ class Sizes:
         requests: Requests at once.
         tokens: Tokens of an output whose rate is measured.
         firsts: New grammars of each schema in a round.
+        outputs: Outputs of each schema whose validity is checked; 0 for no check.
     """
 
     requests: int = 16
-    tokens: int = 48
+    tokens: int = 32
     firsts: int = 1
+    outputs: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ def validities(sizes: Sizes) -> list[Asked]:
     """Returns outputs whose validity is checked."""
     lengths = (Figure.VALID_LONG, LONG), (Figure.VALID_SHORT, SHORT)
     return [
-        Asked(figure, schema, structured(schema, sizes.requests, tokens, 0))
+        Asked(figure, schema, structured(schema, sizes.outputs, tokens, 0))
         for schema in VARIED
         for figure, tokens in lengths
     ]
@@ -151,11 +155,12 @@ def turns(
     A side that dies is left out.
     """
     alive = list(sides)
-    plan = [(0, validities(sizes)), *((number, timings(number, sizes)) for number in range(1, rounds + 1))]
-    for number, asked in plan:
+    checked = [(0, validities(sizes))] if sizes.outputs else []
+    plan = [*checked, *((number, timings(number, sizes)) for number in range(1, rounds + 1))]
+    for place, (number, asked) in enumerate(plan):
         for side in alive[:: -1 if number % 2 else 1]:
             try:
-                if number == 0:
+                if place == 0:
                     side.answers([f"{name} -1" for name in warming()])
                 yield turn(side, number, asked, tokenizer)
             except (RuntimeError, OSError) as error:
@@ -187,6 +192,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=usual.requests, help="requests at once (%(default)s)")
     parser.add_argument("--tokens", type=int, default=usual.tokens, help="tokens of each (%(default)s)")
     parser.add_argument("--firsts", type=int, default=usual.firsts, help="new grammars of a round (%(default)s)")
+    parser.add_argument("--outputs", type=int, default=usual.outputs, help="outputs checked, or 0 (%(default)s)")
     parser.add_argument("--json", type=Path, help="also add every figure to this file, a line each")
     return parser.parse_args(arguments)
 
@@ -202,7 +208,7 @@ def main() -> None:
         sys.exit("none of the engines has started")
     runs = list[StructuredRun]()
     try:
-        for made in turns(sides, args.rounds, Sizes(args.requests, args.tokens, args.firsts), tokenizer):
+        for made in turns(sides, args.rounds, Sizes(args.requests, args.tokens, args.firsts, args.outputs), tokenizer):
             runs += made
             print("\n".join(run.line() for run in made), file=sys.stderr, flush=True)
             if args.json:

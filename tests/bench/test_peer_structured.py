@@ -21,7 +21,7 @@ from bench.peers.workloads import FREE, build, schema_of, structured
 from bench.schemas import VARIED
 from tests.bench.test_peers import TINY
 
-SIZES = Sizes(requests=2, tokens=8, firsts=2)
+SIZES = Sizes(requests=2, tokens=8, firsts=2, outputs=3)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_a_new_grammar_was_never_asked_for_and_is_known_thereafter() -> None:
 
 def test_sizes_that_the_command_line_leaves_out_are_the_usual_ones() -> None:
     args = parse([])
-    assert Sizes(args.requests, args.tokens, args.firsts) == Sizes()
+    assert Sizes(args.requests, args.tokens, args.firsts, args.outputs) == Sizes()
 
 
 class StubSide:
@@ -151,6 +151,14 @@ def test_sides_take_turns_and_one_that_dies_is_left_out(tokenizer: Tokenizer) ->
     assert {run.others for runs in made for run in runs} == {0.125}
 
 
+def test_without_outputs_to_check_the_first_round_is_timed(tokenizer: Tokenizer) -> None:
+    log = list[tuple[str, int]]()
+    sizes = Sizes(outputs=0)
+    made = list(turns([StubSide("a", log)], 1, sizes, tokenizer))
+    assert log == [("a", len(warming())), ("a", len(timings(1, sizes)))]
+    assert [runs[0].round for runs in made] == [1]
+
+
 def test_tables_have_medians_and_ratios_within_a_round() -> None:
     rates = {"Quire": ((100.0, 90.0), (50.0, 40.0), (200.0, 100.0)), "other": ((10.0, 5.0),)}
     runs = [
@@ -161,6 +169,7 @@ def test_tables_have_medians_and_ratios_within_a_round() -> None:
     ]
     for figure, value in ((Figure.NEW, 30.0), (Figure.NEW, 34.0), (Figure.KNOWN, 1.5), (Figure.VALID_SHORT, 0.25)):
         runs.append(StructuredRun("Quire", "2", 0, "tools", figure, value, 0.01))
+    runs.append(StructuredRun("Quire", "2", 9, "tools", Figure.VALID_SHORT, 0.25, 0.9))
     told = report(runs).splitlines()
     assert "| tokens a second, several at once | Quire (2) | other (2) |" in told
     assert "| free | 100.0 | 10.0 |" in told
