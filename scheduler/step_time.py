@@ -46,8 +46,14 @@ class StepTime:
         self._most_pairs = 0.0
         self._fitted = True
 
-    def observe(self, slices: Index, seconds: float) -> None:
-        """Learns from a step. slices: [n, 3] int32, as in its plan."""
+    def observe(self, slices: Index, seconds: float, weight: float = 1.0) -> None:
+        """Learns from a step.
+
+        Args:
+            slices: [n, 3] int32, as in its plan.
+            seconds: How long it took.
+            weight: How much the square of its error counts.
+        """
         work = StepWork.of(slices)
         self._most_prefill = max(self._most_prefill, work.prefill)
         self._most_pairs = max(self._most_pairs, work.pairs)
@@ -55,8 +61,8 @@ class StepTime:
         predicted = self._predicted(features) if self._steps >= SETTLED else 0.0
         seconds = min(max(0.0, seconds), self._outlier * predicted if predicted else math.inf)
         self._steps += 1
-        self._products = self._memory * self._products + np.outer(features, features)
-        self._with_time = self._memory * self._with_time + features * seconds
+        self._products = self._memory * self._products + weight * np.outer(features, features)
+        self._with_time = self._memory * self._with_time + weight * seconds * features
         self._fitted = False
 
     def costs(self) -> StepCosts:

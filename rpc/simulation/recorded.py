@@ -33,6 +33,8 @@ from scheduler.step import StepPlan
 from scheduler.step_costs import StepCosts, StepWork
 from scheduler.step_time import StepTime
 
+AT_ONCE = 0.01  # seconds after a step's result in which the engine takes what came while it ran
+SHORTEST = 1e-6  # seconds of a step: its error counts by the reciprocal of its time
 ALL_STEPS = 1.0  # memory of the fit: the first step counts as the last one
 
 
@@ -97,28 +99,31 @@ class Trace:
         requests = dict[int, TracedRequest]()
         launched, last, busy = deque[tuple[float, StepPlan]](), -math.inf, 0.0
         steps = list[tuple[StepWork, float]]()
-        before = math.inf  # time of the call before that planned a step, while which others came
+        before, ended = math.inf, math.inf  # times of the last step's plan and result, between which others came
         for call in replay:
             outputs = None if call.outputs is None else _numbered(call.outputs, numbers)
             if outputs is not None:
                 ledger.take(outputs, call.now)
             for event in call.events:
-                came = (min(before, call.now) + call.now) / 2
+                waited = call.now - ended < AT_ONCE  # else the engine was idle: what comes then is taken at once
+                came = (min(before, call.now) + call.now) / 2 if waited else call.now
                 if isinstance(event, Submit):
                     ledger.arrive(numbers[event.attempt], came, event.request.count)
                 _trace(requests, numbers, event, came)
             if call.plan is not None:
                 launched.append((call.now, call.plan))
             if outputs is None:
-                before = math.inf if call.plan is None else call.now
+                before, ended = math.inf if call.plan is None else call.now, math.inf
                 continue
+            ended = call.now
             for i, number in enumerate(outputs.attempts.tolist()):
                 place = int(outputs.indices[i]), int(outputs.positions[i])
                 requests[number].tokens[place] = int(outputs.tokens[i])
             if outputs.step_seconds:
                 began, plan = launched.popleft()
                 seconds, last = call.now - max(began, last), call.now
-                time.observe(plan.slices, seconds)
+                # Long steps vary more. Counted alike, a few of them would leave those of few rows wrong by half.
+                time.observe(plan.slices, seconds, 1 / max(seconds, SHORTEST))
                 steps.append((StepWork.of(plan.slices), seconds))
                 busy += seconds
         if replay.difference is not None:
