@@ -63,6 +63,8 @@ def served(
         return StepResult(plan.step, tokens, logprobs_of(tokens))
 
     while coming or scheduler.has_work or scheduler.has_news:
+        if not (flying or scheduler.has_work or scheduler.has_news):
+            now = max(now, coming[0][0])  # an engine without work waits for a request
         events: list[Event] = []
         while coming and coming[0][0] <= now:
             events.append(coming.pop(0)[1])
