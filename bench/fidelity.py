@@ -7,6 +7,9 @@ where the simulation says that the loads would take longer than the run may.
 
 Rates are parts of what the engine can take: the trace at which steps of the simulation fill the time is 1.
 
+A machine is seldom as fast in one minute as in another. Each load is recorded too, so that it is known how long its own
+steps took, as a factor of the calibrated costs. A second row of the load is simulated with costs times that factor.
+
 python -m bench.fidelity [--model llama-135m] [--loads 0.5,0.8,1.5] [--minutes 15] [--json FILE]
 """
 
@@ -73,10 +76,13 @@ class Bench:
             self._load(server, arrivals, context, ALL_AT_ONCE, WARM_UP_CALIBRATING)
         return Trace.of(read_recording(file)).profile("measured")
 
-    def measure(self, arrivals: list[Arrival], context: int, speed: float) -> LoadRun:
-        """Serves requests at a factor of their rate. Raises Cut."""
-        with started(*self._flags) as server:
-            return self._load(server, arrivals, context, speed, WARM_UP)
+    def measure(self, arrivals: list[Arrival], context: int, speed: float) -> tuple[LoadRun, Trace]:
+        """Serves requests at a factor of their rate. Returns what clients saw, and the recording. Raises Cut."""
+        file = self._folder / "load.rec"
+        file.unlink(missing_ok=True)
+        with started(*self._flags, "--record", str(file)) as server:
+            run = self._load(server, arrivals, context, speed, WARM_UP)
+        return run, Trace.of(read_recording(file))
 
     def _load(self, server: Serving, arrivals: list[Arrival], context: int, speed: float, warm_up: int) -> LoadRun:
         trace = write_arrivals(self._folder / "arrivals.jsonl", arrivals)
@@ -155,9 +161,13 @@ def compare(
     report.calibrated(case.trace, len(first), profile.source)
     for load, one in planned.items():
         say(f"{case.trace}, load {load:g}: {requests} requests, context {one.context}, {one.served.seconds:.0f} s")
-        row = Row.of(case.trace, load, one.context, bench.measure(second, one.context, one.speed), one.served)
-        report.add(row)
-        print(row.markdown(), flush=True)
+        run, trace = bench.measure(second, one.context, one.speed)
+        slowness = trace.slowness(profile.costs)
+        slowed = replace(profile, costs=profile.costs.faster(1 / slowness))
+        for factor, served in ((1.0, one.served), (slowness, simulate(slowed, second, one.context, one.speed))):
+            row = Row.of(case.trace, load, one.context, run, served, factor)
+            report.add(row)
+            print(row.markdown(), flush=True)
 
 
 def main(

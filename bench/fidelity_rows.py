@@ -1,7 +1,7 @@
 """Rows of `bench.fidelity`: the cases, simulated beside measured latencies, and the file that has them so far."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,7 @@ class Row:
         failed_simulated: Requests that were refused in the simulation.
         seconds: Time of the measured load.
         latencies: By name, `LATENCIES`.
+        slowness: Factor of the calibrated costs of steps, in the simulation.
     """
 
     trace: str
@@ -99,9 +100,10 @@ class Row:
     failed_simulated: int
     seconds: float
     latencies: Mapping[str, Compared]
+    slowness: float = 1.0
 
     @staticmethod
-    def of(trace: str, load: float, context: int, run: LoadRun, served: Serving) -> "Row":
+    def of(trace: str, load: float, context: int, run: LoadRun, served: Serving, slowness: float = 1.0) -> "Row":
         """Compares a measured load with the same load simulated. Raises ValueError if a latency is of no request."""
         done = [one for one in run.seen if one.complete]
         pairs = {
@@ -116,7 +118,7 @@ class Row:
                 real, guess = (1000 * float(np.percentile(each, percent)) for each in (seen, expected))
                 latencies[f"{name} p{percent}"] = Compared(real, guess)
         failed, refused = len(run.seen) - len(done), int(served.figures()["refused"])
-        return Row(trace, load, context, len(run.seen), failed, refused, run.end - run.begin, latencies)
+        return Row(trace, load, context, len(run.seen), failed, refused, run.end - run.begin, latencies, slowness)
 
     def markdown(self) -> str:
         """Returns the row of a table with `header`."""
@@ -125,6 +127,7 @@ class Row:
             f"{self.load:g}",
             str(self.context),
             str(self.requests),
+            f"{self.slowness:.3g}",
             f"{self.failed_simulated} / {self.failed}",
         ]
         return f"| {' | '.join([*cells, *(str(self.latencies[name]) for name in LATENCIES)])} |"
@@ -132,7 +135,7 @@ class Row:
 
 def header() -> str:
     """Returns the head of the table."""
-    names = ("trace", "load", "context", "requests", "failed", *(f"{name}, ms" for name in LATENCIES))
+    names = ("trace", "load", "context", "requests", "cost of steps", "failed", *(f"{name}, ms" for name in LATENCIES))
     return f"| {' | '.join(names)} |\n|{'---|' * len(names)}"
 
 
@@ -167,18 +170,25 @@ class Report:
         keep(self.file, self.facts | {"whole": self.whole, "rows": rows})
 
     def summary(self) -> str:
-        """Returns the largest errors at the median and at the 99th percentile."""
-        parts = []
-        for percent in PERCENTS:
-            found = [
-                (abs(one.error), f"{name}, {row.trace} at load {row.load:g}")
-                for row in self.rows
-                for name, one in row.latencies.items()
-                if name.endswith(f"p{percent}")
-            ]
-            if found:
-                parts.append("largest error of a p{}: {:.1f} % ({})".format(percent, *max(found)))
-        return "; ".join(parts)
+        """Returns the largest errors at the median and at the 99th percentile, with each cost of steps."""
+        sides = {
+            "costs as calibrated": [row for row in self.rows if row.slowness == 1],
+            "costs as the load itself had them": [row for row in self.rows if row.slowness != 1],
+        }
+        return "\n".join(f"{side}: {_largest(rows)}" for side, rows in sides.items() if rows)
+
+
+def _largest(rows: Sequence[Row]) -> str:
+    parts = []
+    for percent in PERCENTS:
+        found = [
+            (abs(one.error), f"{name}, {row.trace} at load {row.load:g}")
+            for row in rows
+            for name, one in row.latencies.items()
+            if name.endswith(f"p{percent}")
+        ]
+        parts.append("largest error of a p{}: {:.1f} % ({})".format(percent, *max(found)))
+    return "; ".join(parts)
 
 
 def errors_of(row: Row) -> dict[str, float]:

@@ -67,7 +67,10 @@ class StepCosts:
 
     def seconds(self, slices: Index) -> float:
         """Returns the seconds of a planned step. slices: [n, 3] int32, as in its plan."""
-        work = StepWork.of(slices)
+        return self.seconds_of(StepWork.of(slices))
+
+    def seconds_of(self, work: StepWork) -> float:
+        """Returns the seconds of a step with this work."""
         return (
             self.fixed
             + self.decode * work.decodes

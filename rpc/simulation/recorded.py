@@ -12,7 +12,7 @@ with the same settings shows what the model is worth.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -67,6 +67,7 @@ class Trace:
         costs: Fitted to the recorded steps.
         errors: [steps] float64. By how much of its time each step's prediction is wrong.
         prefills: [steps] bool. Steps that had prefill.
+        steps: Work and seconds of each step.
         serving: How the recorded time was served.
     """
 
@@ -75,6 +76,7 @@ class Trace:
     costs: StepCosts
     errors: NDArray[np.float64]
     prefills: NDArray[np.bool_]
+    steps: Sequence[tuple[StepWork, float]]
     serving: Serving
 
     def profile(self, name: str) -> Profile:
@@ -86,6 +88,11 @@ class Trace:
         source += "."
         context = made.layout.tokens_in(made.pages, made.settings.ahead) + 1
         return Profile(name, source if steps else "No step was recorded.", context, self.costs, made)
+
+    def slowness(self, costs: StepCosts) -> float:
+        """Returns how many times as long the recorded steps took as they would by these costs; 1 without steps."""
+        predicted = sum(costs.seconds_of(work) for work, _ in self.steps)
+        return sum(seconds for _, seconds in self.steps) / predicted if predicted else 1.0
 
     @staticmethod
     def of(recording: Recording) -> "Trace":
@@ -135,7 +142,7 @@ class Trace:
         errors = np.abs(predicted - took) / np.maximum(took, 1e-9)
         prefills = np.array([work.prefill > 0 for work, _ in steps], np.bool_)
         serving = Serving(ledger, lasted, *counts, busy, lasted, stats.preempted)
-        return Trace(recording.blueprint, requests, time.costs(), errors, prefills, serving)
+        return Trace(recording.blueprint, requests, time.costs(), errors, prefills, steps, serving)
 
 
 def _numbered(outputs: StepOutputs, numbers: Mapping[int, int]) -> StepOutputs:

@@ -93,6 +93,14 @@ def test_the_same_settings_give_the_recorded_figures(rate: float, depth: int) ->
     assert simulate(trace).ledger.tokens.tolist() == trace.serving.ledger.tokens.tolist()
 
 
+def test_slowness_is_how_much_longer_steps_took() -> None:
+    trace = Trace.of(served(submits(40, 10.0, 1), blueprint(), CPU))
+    assert trace.slowness(trace.costs) == pytest.approx(1, rel=0.01)
+    assert trace.slowness(trace.costs.faster(2)) == pytest.approx(2 * trace.slowness(trace.costs))
+    nothing = Trace.of(served([], blueprint(), CPU))
+    assert nothing.slowness(trace.costs) == 1
+
+
 def test_two_simulations_are_equal() -> None:
     trace = Trace.of(served(submits(40, 10.0, 1), blueprint(), CPU))
     first, second = (json.dumps(simulate(trace).figures()) for _ in range(2))
