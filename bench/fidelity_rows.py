@@ -141,7 +141,7 @@ def header() -> str:
 
 @dataclass(slots=True)
 class Report:
-    """What is known so far, in a file as well.
+    """Rows that are known so far, in a file as well.
 
     Attributes:
         file: File to keep up to date; None for none.

@@ -12,7 +12,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 
 
 class FakeDriver:
-    """What Triton asks its driver before a launch."""
+    """Answers to what Triton asks its driver before a launch."""
 
     def get_current_device(self) -> int:
         return 0

@@ -28,7 +28,7 @@ def profile(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Of Mooncake's format: 40 requests, of which each fourth begins like another."""
+    """A trace in Mooncake's format: 40 requests, of which each fourth begins like another."""
     path = tmp_path / "trace.jsonl"
     rows = [
         {"timestamp": 100 * n, "input_length": 600, "output_length": 20, "hash_ids": [n % 4, 100 + n]}
