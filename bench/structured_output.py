@@ -8,8 +8,9 @@ allows.
 search for the end of an output, as some tokens near `max_tokens` need one. `compile` is what an engine does with a
 grammar that it has not seen, `check` what the frontend's process does before, `start` what a request costs whose
 grammar is known. Each library of structured output that is installed has a table of these. A table of steps has the
-masks of 16 rows, by the number of threads that compute them. In the batch 16 requests of 32 tokens get 256 tokens each,
-all of them free and all of them with a schema in turn.
+masks of 16 rows, by the number of threads that compute them. `first` is the time to the first token of one request,
+on two layers of the model: those of more would hide what a constraint adds. In the batch 16 requests of 32 tokens get
+256 tokens each, all of them free and all of them with a schema in turn.
 
 python -m bench.structured_output [--model qwen3-0.6b] [--rounds 3] [--part batch]
 """
@@ -17,6 +18,7 @@ python -m bench.structured_output [--model qwen3-0.6b] [--rounds 3] [--part batc
 import json
 import os
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,6 +34,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from bench.byte_pairs import write_tokenizer
 from bench.figures import AsJson, show
+from bench.first_token import first_tokens
 from bench.schemas import LABELLED, LABELS, RECORDS, tool
 from bench.shapes import MODELS, write_model
 from model.inputs.completion import Completions
@@ -39,6 +42,7 @@ from model.inputs.grammar_backends import BACKENDS, LLGUIDANCE, MARK
 from model.inputs.grammar_checker import GrammarChecker
 from model.inputs.grammars import grammar_of, limits
 from model.inputs.matcher import Matcher
+from model.structured.compiled_grammar import MOST_COMPILED
 from model.structured.forcing import Forcing
 from model.structured.grammar_store import SECONDS
 from model.structured.mask_threads import MaskThreads
@@ -53,6 +57,7 @@ END = 0
 ROWS, PROMPT, NEW = 16, 32, 256
 WALKS, LONGEST = 20, 200  # random outputs of each constraint, and their tokens
 STEPS = 200
+FIRSTS, FIRST_LAYERS, SHORT = 25, 2, 64
 MEANS = {"median": median, "mean": mean}
 
 
@@ -62,6 +67,7 @@ class Part(StrEnum):
     ROW = "row"
     FORCED = "forced"
     STEP = "step"
+    FIRST = "first"
     BATCH = "batch"
 
 
@@ -167,20 +173,22 @@ def forced(structured: Structured, text: str, vocabulary: LLTokenizer, forcing: 
 
 def of_a_step(structured: Structured, vocabulary: LLTokenizer, forcing: Forcing) -> dict[str, float]:
     """Walks 16 rows through random outputs. Returns milliseconds of all masks of a step, by number of threads."""
-    rng, first = random.Random(2), compiler_of(LLGUIDANCE, structured, vocabulary)()
+    rng, compiler = random.Random(2), compiler_of(LLGUIDANCE, structured, vocabulary)
     counts = [number for number in (1, 2, 4, 8, 16) if number <= len(os.sched_getaffinity(0))]
     pools = [MaskThreads(number) for number in counts]
-    rows = [first.deep_copy() for _ in range(ROWS)]
+    firsts = [compiler() for _ in range(min(counts[-1], MOST_COMPILED))]  # as `CompiledGrammar` has
+    locks = [i % len(firsts) for i in range(ROWS)]
+    rows = [firsts[i % len(firsts)].deep_copy() for i in range(ROWS)]
     steps: dict[int, list[float]] = {number: [] for number in counts}
     for _ in range(STEPS):
         for number, pool in zip(counts, pools, strict=True):
             copies = [row.deep_copy() for row in rows]  # a matcher may keep the mask that it has computed
-            masks, seconds = timed(lambda p=pool, them=copies: p.map(forcing.mask, them))  # type: ignore[misc]
+            masks, seconds = timed(lambda p=pool, them=copies: p.map(forcing.mask, them, locks))  # type: ignore[misc]
             steps[number].append(seconds)
         for i, mask in enumerate(masks):
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
             if not len(allowed) or not rows[i].consume_token(int(rng.choice(allowed))) or rows[i].is_stopped():
-                rows[i] = first.deep_copy()
+                rows[i] = firsts[i % len(firsts)].deep_copy()
     for pool in pools:
         pool.close()
     return {f"{what}_ms_{n}_threads": 1e3 * call(steps[n]) for n in counts for what, call in MEANS.items()}
@@ -231,6 +239,14 @@ def main(
         if Part.STEP in measured:
             steps = {name: of_a_step(structured, vocabulary, forcing) for name, structured in CONSTRAINTS.items()}
             show(f"{LLGUIDANCE}, masks of {ROWS} rows", steps, as_json)
+        if Part.FIRST in measured:
+            (short := directory / "short").mkdir()
+            for file in directory.glob("tokenizer*"):
+                shutil.copy(file, short)
+            write_model(short, MODELS[model] | {"eos_token_id": END, "num_hidden_layers": FIRST_LAYERS})
+            for new in (NEW, SHORT):  # an output that is not closed yet, and one that is from its first token on
+                firsts = first_tokens(str(short), width, CONSTRAINTS, FIRSTS, PROMPT, new)
+                show(f"{FIRST_LAYERS} layers of {model}, first token of at most {new}", firsts, as_json)
         if Part.BATCH in measured:
             with LLM(str(directory), prefix_cache=False) as llm:
                 show(f"{model}, {ROWS} rows of {NEW} tokens", of_a_batch(llm, width, rounds), as_json)

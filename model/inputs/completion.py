@@ -80,6 +80,19 @@ class Completions:
         """Returns the bytes of tokens."""
         return self._vocabulary.decode_bytes([*tokens])
 
+    def rest(self, path: Sequence[int], token: int) -> list[int] | None:
+        """Returns what is left of a path behind a token that begins its text; None for another token."""
+        own, text = self.text([token]), b""
+        for count, part in enumerate(path, 1):
+            if not own or self._vocabulary.is_special_token(part):
+                return None
+            text += self.text([part])
+            if len(text) >= len(own):
+                left = text[len(own) :]
+                same = text.startswith(own)
+                return [*(self._vocabulary.tokenize_bytes(left) if left else ()), *path[count:]] if same else None
+        return None
+
     def any_byte(self, matcher: Matcher) -> int | None:
         """Returns some token of one byte that can follow; None where none can."""
         mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")

@@ -123,7 +123,8 @@ class ProcessorRows:
         for row, token in drew:
             for _, processor in self._rows[row]:
                 processor.drew(token)
-        self._each(lambda one: self._masks[one[0]].drew(one[1]), [one for one in drew if one[0] in self._masks])
+        masked = [one for one in drew if one[0] in self._masks]
+        self._each(lambda one: self._masks[one[0]].drew(one[1]), masked, [self._masks[row] for row, _ in masked])
 
     def told(self, row: int, token: int) -> None:
         """Updates the processors of a hypothesis with the token that it goes on with."""
@@ -147,14 +148,16 @@ class ProcessorRows:
     def jumps(self, rows: Ints) -> NDArray[np.int32]:
         """Returns the tokens that must come next in these rows, as `StepResult.jumps`."""
         jumping = [row for row in rows.tolist() if row in self._jumping] if self._jumping else []
-        forced = self._each(GrammarMask.jump, [self._masks[row] for row in jumping])
+        masks = [self._masks[row] for row in jumping]
+        forced = self._each(GrammarMask.jump, masks, masks)
         found = [(row, token) for row, tokens in zip(jumping, forced, strict=True) for token in tokens]
         return np.array(found, np.int32) if found else NO_DRAFTS
 
-    def _each(self, call: Callable[[Item], Result], items: list[Item]) -> list[Result]:
-        """Calls with each item, each of another mask, on several threads. Raises what the first one raises."""
-        grammars = self._sources.grammars
-        return [call(item) for item in items] if grammars is None else grammars.threads.map(call, items)
+    def _each(self, call: Callable[[Item], Result], items: list[Item], masks: list[GrammarMask]) -> list[Result]:
+        """Calls with each item, on several threads. masks: that of each. Raises what the first call raises."""
+        if (grammars := self._sources.grammars) is None:
+            return [call(item) for item in items]
+        return grammars.threads.map(call, items, [mask.lock for mask in masks])
 
     def close_within(self, row: int, most: int) -> None:
         """Has the constrained output of a row be complete within fewer tokens. most: tokens of the whole output."""
@@ -187,7 +190,8 @@ class ProcessorRows:
         if not near:
             return tokens
         kept = tokens.copy()
-        kept[near] = self._each(lambda i: self._masks[int(rows[i])].settled(int(tokens[i])), near)
+        masks = [self._masks[int(rows[i])] for i in near]
+        kept[near] = self._each(lambda i: self._masks[int(rows[i])].settled(int(tokens[i])), near, masks)
         return kept
 
     def offered(self, logits: Tensor, changed: Tensor, rows: Ints, most: Ints) -> Tensor:
@@ -252,6 +256,6 @@ class ProcessorRows:
                 kind.apply_rows(changed, np.array(which), processors, positions[which])  # type: ignore[arg-type] # all of this kind
         if masked := [i for i in asking if int(rows[i]) in self._masks]:
             masks = [self._masks[int(rows[i])] for i in masked]
-            self._each(GrammarMask.mask, masks)  # each keeps its own
+            self._each(GrammarMask.mask, masks, masks)  # each keeps its own
             apply_masks(changed, np.array(masked), masks, forbid)
         return changed

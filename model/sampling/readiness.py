@@ -57,7 +57,8 @@ class FactoryReadiness:
         waiting, args = list[str](), args_of(params)
         if params.grammar and self._grammars is not None:  # without a store the processor itself says so
             try:
-                if not self._grammars.ready(params.grammar, params.grammar_salt):
+                end = params.reasoning_end if params.grammar_tokens else None
+                if not self._grammars.ready(params.grammar, params.grammar_salt, end):
                     waiting.append(GRAMMAR)
             except RequestFault as fault:
                 return Ready(attempt, str(fault))

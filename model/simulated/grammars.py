@@ -7,6 +7,7 @@ from model.config import read_config, read_defaults
 from model.errors import RequestFault
 from model.simulated.naming import checkpoint_directory
 from model.structured.grammar_store import GrammarStore
+from scheduler.controls import LogitsParams
 from scheduler.events import Ready
 from scheduler.request import Request
 
@@ -37,13 +38,14 @@ class GrammarReadiness:
 
     def __call__(self, requests: Mapping[int, Request]) -> list[Ready]:
         params = {attempt: request.controls.logits_params for attempt, request in requests.items()}
-        asked = {attempt: (one.grammar, one.grammar_salt) for attempt, one in params.items() if one.grammar}
-        self._grammars.await_only(set(asked.values()))
-        answers = (self._answer(attempt, *key) for attempt, key in asked.items())
+        asked = {attempt: one for attempt, one in params.items() if one.grammar}
+        self._grammars.await_only({(one.grammar, one.grammar_salt) for one in asked.values()})
+        answers = (self._answer(attempt, one) for attempt, one in asked.items())
         return [answer for answer in answers if answer is not None]
 
-    def _answer(self, attempt: int, grammar: str, salt: str) -> Ready | None:
+    def _answer(self, attempt: int, params: LogitsParams) -> Ready | None:
+        end = params.reasoning_end if params.grammar_tokens else None
         try:
-            return Ready(attempt) if self._grammars.ready(grammar, salt) else None
+            return Ready(attempt) if self._grammars.ready(params.grammar, params.grammar_salt, end) else None
         except RequestFault as fault:
             return Ready(attempt, str(fault))

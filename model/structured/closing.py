@@ -16,7 +16,7 @@ that runs out of time may find more elsewhere.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from model.inputs.completion import Completions
 from model.inputs.matcher import Matcher
@@ -26,11 +26,55 @@ EVERY = 32  # tokens, after which that completion is looked at before
 ANY = 2**31  # tokens
 MOST_CHARACTER = 4  # bytes of a character
 
+Find = Callable[[Matcher, int, Sequence[int]], list[int] | None]
+"""Finds a completion of an output, as `completed` does with some `Completions`."""
+
+
+def completed(completions: Completions, matcher: Matcher, room: int, reasoning_end: Sequence[int]) -> list[int] | None:
+    """Finds a completion of an output.
+
+    Args:
+        completions: Finds completions where there is no reasoning.
+        matcher: The constraint, at the end of the output. It is not changed.
+        room: Tokens that it may have. Where the first that is found has more, a shorter one is searched for.
+        reasoning_end: Tokens that end the reasoning, where it may not be over; () where it is, or there is none.
+
+    Returns:
+        The completion; None where none is found in time.
+    """
+    if reasoning_end and not matcher.is_accepting():
+        end, first, begun = [*reasoning_end], list[int](), matcher.deep_copy()
+        while len(first) < MOST_CHARACTER:
+            behind = begun.deep_copy()
+            if behind.try_consume_tokens(end) == len(end):
+                # Where a text may go on as before, it is not the reasoning that has the end's letters in it.
+                if behind.compute_bitmask() == begun.compute_bitmask():
+                    break
+                rest = completions.find(behind, room - len(first) - len(end))
+                return None if rest is None else [*first, *end, *rest]
+            # A character that has begun comes to its end first.
+            if (token := completions.any_byte(begun)) is None or not begun.consume_token(token):
+                break
+            first.append(token)
+    return completions.find(matcher, room)
+
+
+def _completes(matcher: Matcher, path: list[int]) -> bool:
+    completed = matcher.deep_copy()
+    return completed.try_consume_tokens(path) == len(path) and completed.is_accepting()
+
 
 class Closing:
     """Closes one output."""
 
-    def __init__(self, completions: Completions, most: int, shortest: int, reasoning_end: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        completions: Completions,
+        most: int,
+        shortest: int,
+        reasoning_end: Sequence[int] = (),
+        start: Callable[[], list[int] | None] | None = None,
+    ) -> None:
         """Makes it at the start of an output.
 
         Args:
@@ -38,7 +82,9 @@ class Closing:
             most: Tokens that the output may have.
             shortest: Tokens of a short output.
             reasoning_end: Tokens that end the reasoning, which may come first; () where there is none.
+            start: Returns a completion from the start, None where none is found. Without it that is searched for.
         """
+        self._start = start
         self._completions, self._longest = completions, shortest
         self._all = self._most = most  # tokens that it may have, and within which it is to be complete
         self._end, self._end_text = [*reasoning_end], completions.text(reasoning_end)
@@ -104,7 +150,7 @@ class Closing:
         else:
             self._path = None  # of an output that went on since
             if not self._given_up and (self._position + self._offset) % EVERY == 0:
-                path = self._find(matcher, ANY)
+                path = self._find_here(matcher, ANY)
                 self._longest = max(self._longest, len(path or ()))
         self._watch_reasoning(token)
         if not self._position:
@@ -137,7 +183,7 @@ class Closing:
         """Returns a completion that fits; None where none is found, and from then on."""
         left = self._all - self._position
         if self._path is None:
-            self._path = self._find(matcher, left)
+            self._path = self._find_here(matcher, left)
         if self._path is None or len(self._path) > left:
             self._give_up()
             return None
@@ -162,28 +208,22 @@ class Closing:
             return None
         if behind.is_stopped():
             return []
-        completed = behind.deep_copy()
-        if completed.try_consume_tokens(path) == len(path) and completed.is_accepting():
+        if _completes(behind, path):
             return path
+        rest = self._completions.rest(path, token)
+        if rest is not None and len(rest) <= room and _completes(behind, rest):
+            return rest
         return self._find(behind, room) if search else None
+
+    def _find_here(self, matcher: Matcher, room: int) -> list[int] | None:
+        """Returns a completion of the output so far; None where none is found. Arguments as of `_find`."""
+        if self._start is not None and not self._position:
+            return self._start()
+        return self._find(matcher, room)
 
     def _find(self, matcher: Matcher, room: int) -> list[int] | None:
         """Returns a completion; None where none is found. room: tokens that it may have."""
-        if self._end and not matcher.is_accepting():
-            first, begun = list[int](), matcher.deep_copy()
-            while len(first) < MOST_CHARACTER:
-                behind = begun.deep_copy()
-                if behind.try_consume_tokens(self._end) == len(self._end):
-                    # Where a text may go on as before, it is not the reasoning that has the end's letters in it.
-                    if behind.compute_bitmask() == begun.compute_bitmask():
-                        break
-                    rest = self._completions.find(behind, room - len(first) - len(self._end))
-                    return None if rest is None else [*first, *self._end, *rest]
-                # A character that has begun comes to its end first.
-                if (token := self._completions.any_byte(begun)) is None or not begun.consume_token(token):
-                    break
-                first.append(token)
-        return self._completions.find(matcher, room)
+        return completed(self._completions, matcher, room, self._end)
 
     def _watch_reasoning(self, token: int) -> None:
         """Looks for the end of the reasoning, behind which there is no other."""

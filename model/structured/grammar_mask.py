@@ -2,7 +2,8 @@
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -25,6 +26,10 @@ TOO_SLOW = f"its grammar takes more than {SLOW * 1000:g} ms a token"
 Ints = NDArray[np.int64]
 
 
+def _ignore(seconds: float) -> None:
+    pass
+
+
 class GrammarMask:
     """The constraint of one sequence. Applies after all other processors, so that none of them can break it.
 
@@ -37,6 +42,8 @@ class GrammarMask:
         forcing: Forcing | None = None,
         closing: Closing | None = None,
         ends: Sequence[int] = (),
+        took: Callable[[float], None] = _ignore,
+        lock: int = 0,
     ) -> None:
         """Makes the constraint at the start of an output.
 
@@ -45,8 +52,11 @@ class GrammarMask:
             forcing: Computes masks, and finds forced tokens; None with a fault alone.
             closing: Closes the output in time; None where it may be cut off.
             ends: End tokens.
+            took: Is told the seconds of processor time of each mask.
+            lock: The same number as of others whose matchers share a lock.
         """
-        self._matcher, self._forcing, self._closing, self._ends = matcher, forcing, closing, ends
+        self.lock = lock
+        self._matcher, self._forcing, self._closing, self._ends, self._took = matcher, forcing, closing, ends, took
         self._next: tuple[Bits, list[int]] | None = None  # mask of the next draw, and forced tokens, where known
         self._over = 0.0  # seconds that masks and tokens took beyond `SLOW`
 
@@ -63,10 +73,14 @@ class GrammarMask:
         if store is None:
             return cls(RequestFault("structured_output is not available with this model"))
         try:
-            matcher, closing = store.matcher(params.grammar, params.grammar_salt), None
+            compiled, closing = store.compiled(params.grammar, params.grammar_salt), None
             if params.grammar_tokens:
-                closing = Closing(store.completions, params.grammar_tokens, params.grammar_short, params.reasoning_end)
-            return cls(matcher, store.forcing, closing, store.completions.ends)
+                start = partial(compiled.path, params.reasoning_end)
+                closing = Closing(
+                    store.completions, params.grammar_tokens, params.grammar_short, params.reasoning_end, start
+                )
+            matcher, lock = compiled.matcher()
+            return cls(matcher, store.forcing, closing, store.completions.ends, compiled.took, lock)
         except RequestFault as fault:
             return cls(fault)
 
@@ -175,6 +189,7 @@ class GrammarMask:
         if self._next is None:
             began = time.thread_time()
             self._next = self._look(self._matcher, began)
+            self._took(time.thread_time() - began)
             self._charge(self._matcher, began)
         if isinstance(self._matcher, RequestFault):
             raise self._matcher

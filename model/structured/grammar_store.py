@@ -3,14 +3,17 @@
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from model.errors import RequestFault
 from model.inputs.completion import Completions
 from model.inputs.grammar_backends import EXTRA, MARK, is_for_xgrammar
 from model.inputs.matcher import Matcher
+from model.structured.closing import completed
+from model.structured.compiled_grammar import CompiledGrammar
 from model.structured.forcing import Forcing
 from model.structured.mask_threads import MaskThreads
 
@@ -61,7 +64,7 @@ class GrammarStore:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="quire-grammars")
         self._vocabulary = self._compiler.submit(_opened, vocabulary)
         self._lock = threading.Lock()
-        self._cached: OrderedDict[Key, Future[Matcher]] = OrderedDict()
+        self._cached: OrderedDict[Key, Future[CompiledGrammar]] = OrderedDict()
         self._text = 0  # characters of all that are cached
         self._compiling = threading.Lock()  # held where XGrammar reads the vocabulary
         self._xgrammar: XGrammarCompiler | None = None
@@ -88,8 +91,14 @@ class GrammarStore:
             for key in [key for key, future in self._cached.items() if key not in self._awaited and future.cancel()]:
                 self._drop(key)
 
-    def ready(self, grammar: str, salt: str) -> bool:
+    def ready(self, grammar: str, salt: str, reasoning_end: Sequence[int] | None = None) -> bool:
         """Returns whether a matcher can be made at once; begins to compile the grammar where it is not.
+
+        Args:
+            grammar: The grammar.
+            salt: That of those who share its compiled form.
+            reasoning_end: Tokens that end the reasoning of an output that is closed in time, () where there is none:
+                its completion from the start is searched for too. None for an output that is not closed.
 
         Raises:
             RequestFault: The grammar cannot be compiled.
@@ -98,7 +107,7 @@ class GrammarStore:
         with self._lock:
             future = self._cached.get(key)
             if future is None:
-                future = self._insert(key, self._compiler.submit(self._compiled, grammar))
+                future = self._insert(key, self._compiler.submit(self._compile, grammar, reasoning_end))
             self._cached.move_to_end(key)
         if not future.done():
             return False
@@ -115,8 +124,8 @@ class GrammarStore:
         """Finds forced tokens."""
         return self._vocabulary.result()[2]
 
-    def matcher(self, grammar: str, salt: str) -> Matcher:
-        """Returns a matcher at the start of the output. Compiles the grammar where `ready` was not asked before.
+    def compiled(self, grammar: str, salt: str) -> CompiledGrammar:
+        """Returns a compiled grammar. Compiles it where `ready` was not asked before.
 
         Raises:
             RequestFault: The grammar cannot be compiled.
@@ -126,16 +135,19 @@ class GrammarStore:
             future = self._cached.get(key)
         if future is None or not future.done():
             future = Future()
-            future.set_result(self._compiled(grammar))
+            future.set_result(self._compile(grammar))
         with self._lock:
             if key in self._cached:
                 self._cached[key] = future
                 self._cached.move_to_end(key)
             else:
                 self._insert(key, future)
-        return future.result().deep_copy()
+        compiled = future.result()
+        if not is_for_xgrammar(grammar):  # whose masks wait for no lock
+            compiled.compile_again(self.threads.count, lambda: self._compiler.submit(self._compile_again, key, future))
+        return compiled
 
-    def _insert(self, key: Key, future: Future[Matcher]) -> Future[Matcher]:
+    def _insert(self, key: Key, future: Future[CompiledGrammar]) -> Future[CompiledGrammar]:
         """Caches a grammar, and evicts those that were not used for longest. Called with the lock."""
         self._cached[key] = future
         self._text += _size(key)
@@ -148,10 +160,24 @@ class GrammarStore:
         return future
 
     def _drop(self, key: Key) -> None:
-        del self._cached[key]
-        self._text -= _size(key)
+        future = self._cached.pop(key)
+        known = future.done() and not future.cancelled() and future.exception() is None
+        self._text -= _size(key) * (future.result().times if known else 1)
 
-    def _compiled(self, grammar: str) -> Matcher:
+    def _compile(self, grammar: str, reasoning_end: Sequence[int] | None = None) -> CompiledGrammar:
+        compiled = CompiledGrammar(self._matcher(grammar), partial(completed, self.completions))
+        if reasoning_end is not None:
+            compiled.path(reasoning_end)
+        return compiled
+
+    def _compile_again(self, key: Key, future: Future[CompiledGrammar]) -> None:
+        matcher = self._matcher(key[0])
+        with self._lock:
+            if self._cached.get(key) is future:
+                future.result().add(matcher)
+                self._text += _size(key)
+
+    def _matcher(self, grammar: str) -> Matcher:
         from llguidance import LLMatcher
 
         from model.inputs.grammars import limits, shown

@@ -22,6 +22,7 @@ from model.structured.closing import AHEAD, MORE, Closing
 from scheduler.structured import Structured
 from tests.support.grammar_backends import BACKENDS
 from tests.support.grammar_backends import matcher as matcher_by
+from tests.support.grammar_engine import Substrings
 from tests.support.planted import plant
 from tests.support.sentence_pieces import load
 
@@ -221,6 +222,24 @@ def test_short_ways_are_found_with_tokenizers_of_sentence_pieces(tmp_path: Path,
     assert matcher.consume_tokens(path)
     assert matcher.is_accepting()
     jsonschema.validate(json.loads(vocabulary.decode_bytes(path)), SCHEMAS["flat"])
+
+
+def test_another_token_that_begins_the_known_completion_needs_no_search() -> None:
+    vocabulary = LLTokenizer(Substrings(3000))  # type: ignore[arg-type] # it has what is asked
+    text = b" the king and the queen"
+    completions, path = Completions(vocabulary, 0.0), vocabulary.tokenize_bytes(text)
+    begins = [token for token in range(3000) if (own := completions.text([token])) and text.startswith(own)]
+    assert len(begins) > 1
+    for token in range(3000):
+        rest = completions.rest(path, token)
+        assert (rest is not None) == (token in begins)
+        assert rest is None or completions.text([token, *rest]) == text
+    grammar = grammar_of("choice", json.dumps([text.decode()]))
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits())
+    closing = Closing(completions, len(path), 0, start=lambda: path)
+    assert [closing.settled(matcher, token) for token in begins] == begins
+    for token in vocabulary.tokenize_bytes(b" the"):
+        assert completions.rest([vocabulary.eos_token, *path], token) is None, "not behind a special token"
 
 
 def test_where_no_way_is_found_nothing_is_changed() -> None:

@@ -87,7 +87,7 @@ def test_a_matcher_waits_for_no_queue(store: GrammarStore, monkeypatch: pytest.M
     store.await_only([(grammar(1), ""), (grammar(7), "")])
     assert not store.ready(grammar(1), "")
     assert not store.ready(grammar(7), "")
-    assert store.matcher(grammar(7), "").validate_tokens(TOKENS.tokenize_str("7")) == 1
+    assert store.compiled(grammar(7), "").matcher()[0].validate_tokens(TOKENS.tokenize_str("7")) == 1
     may_go_on.set()
 
 

@@ -46,9 +46,9 @@ def test_results_are_in_order_and_the_first_fault_is_raised_when_all_have_ended(
     with opened(threads) as made:
         if faults := [item for item in items if item < 0]:
             with pytest.raises(ValueError, match=f"^{faults[0]}$"):
-                made.map(call, items)
+                made.map(call, items, [item % 3 for item in items])
         else:
-            assert made.map(call, items) == [item * item for item in items]
+            assert made.map(call, items, [item % 3 for item in items]) == [item * item for item in items]
     assert sorted(called) == sorted(items)
 
 
@@ -56,18 +56,30 @@ def test_calls_run_at_the_same_time() -> None:
     """Each waits for the others: one thread alone would wait for ever."""
     together = threading.Barrier(3, timeout=60)
     with opened(3) as made:
-        assert sorted(made.map(lambda _: together.wait(), range(3))) == [0, 1, 2]
+        assert sorted(made.map(lambda _: together.wait(), range(3), [0, 1, 1])) == [0, 1, 2]
 
 
 def test_one_call_stays_on_the_callers_thread() -> None:
     with opened(4) as made:
-        assert made.map(lambda _: threading.get_ident(), [0]) == [threading.get_ident()]
+        assert made.map(lambda _: threading.get_ident(), [0], [0]) == [threading.get_ident()]
+
+
+def test_a_thread_takes_what_waits_for_no_other_first() -> None:
+    """Two locks, and two threads: each call waits until one of the other lock runs."""
+    running = [threading.Semaphore(0), threading.Semaphore(0)]
+
+    def call(lock: int) -> bool:
+        running[lock].release()
+        return running[1 - lock].acquire(timeout=60)
+
+    with opened(2) as made:
+        assert all(made.map(call, [0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]))
 
 
 def test_short_calls_wake_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_threads, "WORTH", 60.0)
     with opened(4) as made:
-        assert set(made.map(lambda _: threading.get_ident(), range(100))) == {threading.get_ident()}
+        assert set(made.map(lambda _: threading.get_ident(), range(100), [0] * 100)) == {threading.get_ident()}
 
 
 def test_the_time_of_a_call_is_that_of_its_thread() -> None:
@@ -80,7 +92,7 @@ def test_the_time_of_a_call_is_that_of_its_thread() -> None:
         return time.thread_time() - began
 
     with opened(2) as made:
-        short, long = made.map(call, [False, True])
+        short, long = made.map(call, [False, True], [0, 1])
     assert short < 0.05 <= long
 
 
@@ -90,13 +102,13 @@ def test_outputs_are_those_of_one_thread(llama: Path, monkeypatch: pytest.Monkey
     taken = MaskThreads.map
 
     def run_with(threads: int) -> object:
-        def counted(self: MaskThreads, call: object, items: object) -> object:
+        def counted(self: MaskThreads, call: object, items: object, locks: object) -> object:
             def on_thread(item: object) -> object:
                 used.add(threading.current_thread().name.split("_")[0])
                 return call(item)  # type: ignore[operator]
 
-            self._others = threads - 1
-            return taken(self, on_thread, items)  # type: ignore[arg-type]
+            self.count, self._others = threads, threads - 1
+            return taken(self, on_thread, items, locks)  # type: ignore[arg-type]
 
         monkeypatch.setattr(MaskThreads, "map", counted)
         rig = make_rig(llama)

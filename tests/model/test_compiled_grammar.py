@@ -1,0 +1,125 @@
+"""Compiled grammars: what outputs share is found once, and masks of several threads do not wait for each other."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from llguidance import LLMatcher
+
+from model.inputs.matcher import Matcher
+from model.structured import compiled_grammar, grammar_store
+from model.structured.compiled_grammar import TRIES, CompiledGrammar
+from model.structured.grammar_mask import GrammarMask
+from model.structured.grammar_store import GrammarStore
+from scheduler.controls import LogitsParams
+from tests.model.test_grammars import TOKENS
+from tests.support.processes import wait_until
+
+GRAMMAR = 'start: /[a-c]+/ "!"'
+MATCHER = LLMatcher(TOKENS, GRAMMAR)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarStore]:
+    """Compiles a grammar again for each of its masks."""
+    monkeypatch.setattr(compiled_grammar, "WORTH", 0.0)
+    made = GrammarStore(lambda: TOKENS, threads=3)
+    yield made
+    made.close()
+
+
+def mask_of(store: GrammarStore, grammar_tokens: int = 0) -> GrammarMask:
+    made = GrammarMask.of(LogitsParams(grammar=GRAMMAR, grammar_tokens=grammar_tokens, grammar_short=2), store)
+    assert made is not None
+    return made
+
+
+def times(store: GrammarStore) -> int:
+    return store.compiled(GRAMMAR, "").times
+
+
+def test_rows_have_as_many_matchers_as_threads_compute_masks(store: GrammarStore) -> None:
+    first = mask_of(store)
+    wait_until(lambda: times(store) == 3, "two more")
+    masks = [mask_of(store) for _ in range(6)]
+    assert len({mask.lock for mask in masks}) == 3
+    assert all((mask.mask() == first.mask()).all() for mask in masks)
+    assert times(store) == 3
+
+
+def test_one_whose_masks_take_no_time_is_compiled_once(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_grammar, "WORTH", 1.0)
+    compiled = store.compiled(GRAMMAR, "")
+    asked = list[int]()
+    compiled.took(0.99)
+    compiled.compile_again(3, lambda: asked.append(1))
+    assert not asked
+    compiled.took(0.02)
+    compiled.compile_again(1, lambda: asked.append(1))
+    assert not asked, "one thread never waits"
+    for _ in range(2):
+        compiled.compile_again(3, lambda: asked.append(1))
+    assert asked == [1], "until that one is there"
+
+
+def test_each_compilation_counts_against_the_bound(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask_of(store)
+    wait_until(lambda: times(store) == 3, "two more")
+    monkeypatch.setattr(grammar_store, "MOST_TEXT", 3 * len(GRAMMAR))
+    wait_until(lambda: store.ready(GRAMMAR + " ", ""), "another grammar")
+    assert store.count == 1, "the other took the place of all three"
+    wait_until(lambda: store.ready('start: "a"', ""), "a third one")
+    assert store.count == 2
+
+
+def test_a_completion_from_the_start_is_searched_once_for_each_end_of_reasoning() -> None:
+    searched = list[tuple[int, ...]]()
+
+    def find(matcher: Matcher, room: int, reasoning_end: Sequence[int]) -> list[int] | None:
+        searched.append((*reasoning_end,))
+        return [7, *reasoning_end]
+
+    compiled = CompiledGrammar(MATCHER, find)
+    assert [compiled.path(end) for end in [(), (3,), (), (3,)]] == [[7], [7, 3], [7], [7, 3]]
+    assert searched == [(), (3,)]
+
+
+def test_a_search_that_finds_nothing_is_tried_again_and_then_no_more() -> None:
+    searched = list[int]()
+
+    def find(matcher: Matcher, room: int, reasoning_end: Sequence[int]) -> list[int] | None:
+        searched.append(room)
+        return None
+
+    compiled = CompiledGrammar(MATCHER, find)
+    assert [compiled.path() for _ in range(5)] == [None] * 5
+    assert len(searched) == TRIES
+
+
+def test_the_compiler_searches_for_outputs_that_are_closed_and_the_step_does_not(
+    store: GrammarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_until(lambda: store.ready(GRAMMAR, "", ()), "its compilation")
+    searched = list[object]()
+    find = type(store.completions).find
+
+    def counted(self: object, *arguments: object) -> list[int] | None:
+        searched.append(arguments)
+        return find(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(store.completions), "find", counted)
+    path = store.compiled(GRAMMAR, "").path()
+    assert path is not None
+    for most in (len(path), 500):  # an output that is closed from its first token on, and one that is not yet
+        mask = mask_of(store, most)
+        mask.mask()
+        assert mask.settled(path[0]) == path[0]
+        mask.drew(path[0])
+    assert not searched
+
+
+def test_an_output_that_is_not_closed_has_no_search(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(*_: object) -> None:
+        raise AssertionError("a search")
+
+    monkeypatch.setattr(type(store.completions), "find", find)
+    wait_until(lambda: store.ready(GRAMMAR, ""), "its compilation")
