@@ -31,7 +31,7 @@ class CompiledGrammar:
         self._asked = False  # for another matcher
         self._paths: dict[tuple[int, ...], list[int] | None] = {}  # by the tokens that end reasoning
         self._tries = dict[tuple[int, ...], int]()
-        self._lock = threading.Lock()
+        self._lock, self._searching = threading.Lock(), threading.Lock()
 
     @property
     def times(self) -> int:
@@ -76,7 +76,8 @@ class CompiledGrammar:
             reasoning_end: Tokens that end the reasoning, which comes first; () where there is none.
         """
         key = (*reasoning_end,)
-        if self._paths.get(key) is None and self._tries.get(key, 0) < TRIES:
-            self._tries[key] = self._tries.get(key, 0) + 1
-            self._paths[key] = self._find(self._matchers[0].deep_copy(), 0, reasoning_end)
-        return self._paths[key]
+        with self._searching:
+            if self._paths.get(key) is None and self._tries.get(key, 0) < TRIES:
+                self._tries[key] = self._tries.get(key, 0) + 1
+                self._paths[key] = self._find(self._matchers[0].deep_copy(), 0, reasoning_end)
+            return self._paths[key]

@@ -1,6 +1,8 @@
 """Compiled grammars: what outputs share is found once, and masks of several threads do not wait for each other."""
 
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from llguidance import LLMatcher
@@ -81,6 +83,24 @@ def test_a_completion_from_the_start_is_searched_once_for_each_end_of_reasoning(
     compiled = CompiledGrammar(MATCHER, find)
     assert [compiled.path(end) for end in [(), (3,), (), (3,)]] == [[7], [7, 3], [7], [7, 3]]
     assert searched == [(), (3,)]
+
+
+def test_threads_that_ask_at_once_get_what_one_of_them_finds() -> None:
+    searched, begun = list[int](), threading.Barrier(3, timeout=60)
+
+    def find(matcher: Matcher, room: int, reasoning_end: Sequence[int]) -> list[int] | None:
+        searched.append(room)
+        return [7]
+
+    compiled = CompiledGrammar(MATCHER, find)
+
+    def ask(_: int) -> list[int] | None:
+        begun.wait()
+        return compiled.path()
+
+    with ThreadPoolExecutor(3) as threads:
+        assert [*threads.map(ask, range(3))] == [[7]] * 3
+    assert len(searched) == 1
 
 
 def test_a_search_that_finds_nothing_is_tried_again_and_then_no_more() -> None:
