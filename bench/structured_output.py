@@ -43,7 +43,7 @@ from model.inputs.grammar_checker import GrammarChecker
 from model.inputs.grammars import grammar_of, limits
 from model.inputs.matcher import Matcher
 from model.structured.compiled_grammar import MOST_COMPILED
-from model.structured.forcing import Forcing
+from model.structured.forcing import Bits, Forcing
 from model.structured.grammar_store import SECONDS
 from model.structured.mask_threads import MaskThreads
 from model.structured.vocabulary import load_vocabulary
@@ -172,26 +172,37 @@ def forced(structured: Structured, text: str, vocabulary: LLTokenizer, forcing: 
 
 
 def of_a_step(structured: Structured, vocabulary: LLTokenizer, forcing: Forcing) -> dict[str, float]:
-    """Walks 16 rows through random outputs. Returns milliseconds of all masks of a step, by number of threads."""
+    """Walks 16 rows through random outputs. Returns milliseconds of a step by number of threads.
+
+    `all` are those of all masks, `late` those of what is done where masks may wait for draws among all tokens.
+    """
     rng, compiler = random.Random(2), compiler_of(LLGUIDANCE, structured, vocabulary)
     counts = [number for number in (1, 2, 4, 8, 16) if number <= len(os.sched_getaffinity(0))]
-    pools = [MaskThreads(number) for number in counts]
+    pools = {number: MaskThreads(number) for number in counts}
     firsts = [compiler() for _ in range(min(counts[-1], MOST_COMPILED))]  # as `CompiledGrammar` has
     locks = [i % len(firsts) for i in range(ROWS)]
-    rows = [firsts[i % len(firsts)].deep_copy() for i in range(ROWS)]
-    steps: dict[int, list[float]] = {number: [] for number in counts}
+    rows = [firsts[lock].deep_copy() for lock in locks]
+    steps: dict[str, list[float]] = {}
+
+    def masks(pool: MaskThreads, copies: list[LLMatcher], drawn: list[int] | None) -> list[Bits]:
+        waited = [drawn is not None and forcing.is_free(one) for one in copies]
+        needed = [i for i in range(ROWS) if not waited[i] or copies[i].validate_tokens([drawn[i]]) != 1]  # type: ignore[index] # drawn
+        return pool.map(forcing.mask, [copies[i] for i in needed], [locks[i] for i in needed])
+
     for _ in range(STEPS):
-        for number, pool in zip(counts, pools, strict=True):
-            copies = [row.deep_copy() for row in rows]  # a matcher may keep the mask that it has computed
-            masks, seconds = timed(lambda p=pool, them=copies: p.map(forcing.mask, them, locks))  # type: ignore[misc]
-            steps[number].append(seconds)
-        for i, mask in enumerate(masks):
+        drawn = [rng.randrange(vocabulary.vocab_size) for _ in rows]
+        for number, pool in pools.items():
+            for what, draws in ("late", drawn), ("all", None):
+                copies = [row.deep_copy() for row in rows]  # a matcher may keep the mask that it has computed
+                found, seconds = timed(lambda p=pool, them=copies, d=draws: masks(p, them, d))  # type: ignore[misc]
+                steps.setdefault(f"{what}_ms_{number}_threads", []).append(1e3 * seconds)
+        for i, mask in enumerate(found):  # of all
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
             if not len(allowed) or not rows[i].consume_token(int(rng.choice(allowed))) or rows[i].is_stopped():
-                rows[i] = firsts[i % len(firsts)].deep_copy()
-    for pool in pools:
+                rows[i] = firsts[locks[i]].deep_copy()
+    for pool in pools.values():
         pool.close()
-    return {f"{what}_ms_{n}_threads": 1e3 * call(steps[n]) for n in counts for what, call in MEANS.items()}
+    return {f"{name}_{what}": call(times) for what, times in steps.items() for name, call in MEANS.items()}
 
 
 def of_a_batch(llm: LLM, width: int, rounds: int) -> dict[str, dict[str, float]]:

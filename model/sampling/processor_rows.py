@@ -28,6 +28,7 @@ from scheduler.step import Join
 
 Ints = NDArray[np.int64]
 Processor = BuiltIn | UserProcessors
+NONE = np.empty(0, np.int64)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -222,7 +223,57 @@ class ProcessorRows:
                 left[i] = narrow
         return logits.index_copy(0, where, left)
 
-    def apply(self, logits: Tensor, rows: Ints, positions: Ints, keeps: bool = True, forbid: Forbid = forbid) -> Tensor:
+    def late(self, rows: Ints, may: NDArray[np.bool_]) -> Ints:
+        """Returns whose masks are not needed before their draws, which `refused` then looks at.
+
+        Within texts most tokens are allowed, and the masks are the slow ones there, since all of these are looked at.
+
+        Args:
+            rows: [n] int64. Batch rows.
+            may: [n] bool. Draws that are the same without the tokens that a mask forbids, if it allows their own.
+
+        Returns:
+            [m] int64. Places in `rows`.
+        """
+        places = np.flatnonzero(may & self.asking[rows] & ~self.searching[rows]).tolist()
+        found = [i for i in places if (mask := self._masks.get(int(rows[i]))) is not None and mask.can_wait()]
+        return np.array(found, np.int64)
+
+    def refused(self, rows: Ints, tokens: Ints, late: Ints) -> Ints:
+        """Returns which of the places `late` drew tokens that their masks forbid. tokens: [n] int64."""
+        found = [i for i in late.tolist() if not self._masks[int(rows[i])].allows(int(tokens[i]))]
+        return np.array(found, np.int64)
+
+    def masked(self, logits: Tensor, rows: Ints, places: Ints, forbid: Forbid = forbid) -> Tensor:
+        """Applies masks that `apply` left out.
+
+        Args:
+            logits: [n, vocabulary] float32, as `apply` returned them.
+            rows: [n] int64. Batch row of each.
+            places: [m] int64. Those whose masks are applied, in a copy.
+            forbid: Applies the masks.
+
+        Returns:
+            [m, vocabulary] float32.
+
+        Raises:
+            RequestFault: A grammar's matcher fails.
+        """
+        masks = [self._masks[int(row)] for row in rows[places]]
+        self._each(GrammarMask.mask, masks, masks)
+        changed = logits[torch.from_numpy(places).to(logits.device)]
+        apply_masks(changed, np.arange(len(masks)), masks, forbid)
+        return changed
+
+    def apply(
+        self,
+        logits: Tensor,
+        rows: Ints,
+        positions: Ints,
+        keeps: bool = True,
+        forbid: Forbid = forbid,
+        late: Ints = NONE,
+    ) -> Tensor:
         """Changes the logits of rows that have processors.
 
         Args:
@@ -232,6 +283,7 @@ class ProcessorRows:
             keeps: Logits of forbidden tokens are wanted later. Else constraints alone change `logits` themselves, as
                 they leave those of allowed tokens.
             forbid: Applies the masks of constraints.
+            late: [m] int64. Places whose masks are left out.
 
         Returns:
             [n, vocabulary] float32. `logits` itself where no row has a processor.
@@ -250,11 +302,13 @@ class ProcessorRows:
                 processors.append(processor)
         # Logprobs are of the raw logits, so these must stay. A copy of 16 rows of 151,936 takes 1.5 ms on a CPU.
         masks_alone = all(not which for which, _ in groups)
-        changed = logits if masks_alone and not keeps else logits.clone()
+        waiting = set(late.tolist())
+        masked = [i for i in asking if int(rows[i]) in self._masks and i not in waiting]
+        changed = logits if masks_alone and not (keeps and masked) else logits.clone()
         for kind, (which, processors) in zip(KINDS, groups, strict=True):
             if which:
                 kind.apply_rows(changed, np.array(which), processors, positions[which])  # type: ignore[arg-type] # all of this kind
-        if masked := [i for i in asking if int(rows[i]) in self._masks]:
+        if masked:
             masks = [self._masks[int(rows[i])] for i in masked]
             self._each(GrammarMask.mask, masks, masks)  # each keeps its own
             apply_masks(changed, np.array(masked), masks, forbid)

@@ -62,6 +62,11 @@ class SamplingRows:
         self.prompt_logprobs[row] = controls.prompt_logprobs
         self.processors.join(join)
 
+    def among_all(self, rows: Ints) -> NDArray[np.bool_]:
+        """Returns which draw the likeliest token, or among all: without top_k, top_p and min_p. rows: [n] int64."""
+        cut = (self.top_k[rows] > 0) | (self.top_p[rows] < 1) | (self.min_p[rows] > 0)
+        return (self.temperature[rows] == 0) | ~cut
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
@@ -194,20 +199,20 @@ def sample(
         positions: [n] int64. Output position of each drawn token.
         ops: Operations over rows of logits.
     """
-    summary = ops.summary(logits)
-    if adjusting := bool(controls.processors.asking[rows].any()):
+    summary, processors = ops.summary(logits), controls.processors
+    if adjusting := bool(processors.asking[rows].any()):
         keeps = bool((controls.top_logprobs[rows] >= 0).any())
-        adjusted = controls.processors.apply(logits, rows, positions, keeps, ops.forbid)
+        late = processors.late(rows, controls.among_all(rows))
+        adjusted = processors.apply(logits, rows, positions, keeps, ops.forbid, late)
         best, tokens = map(_host, adjusted.max(-1))
+        tokens = _drawn(adjusted, tokens, controls, rows, positions, ops)
+        if len(again := processors.refused(rows, tokens, late)):
+            masked = processors.masked(adjusted, rows, again, ops.forbid)
+            best[again], likeliest = map(_host, masked.max(-1))
+            tokens[again] = _drawn(masked, likeliest, controls, rows[again], positions[again], ops)
     else:
-        adjusted, best, tokens = logits, summary.best, summary.tokens
-    random, draws = draws_of(controls, rows, positions)
-    if len(random):
-        tokens = tokens.copy()
-        # Rows without top_k and top_p need no sort; a draw's bits do not depend on which rows are beside it.
-        for part, draw in ((~draws.cut, ops.draw), (draws.cut, ops.draw_from_top)):
-            if part.any():
-                tokens[random[part]] = draw(adjusted, draws.of(part))
+        adjusted, best = logits, summary.best
+        tokens = _drawn(adjusted, summary.tokens, controls, rows, positions, ops)
     wanted, offered = controls.top_logprobs[rows], logits
     if adjusting:
         tokens = controls.processors.settled(rows, tokens)
@@ -216,6 +221,19 @@ def sample(
     none = best == -np.inf
     logprobs.chosen[none & (summary.best > -np.inf)] = 0.0  # of no token, and no sign of logits that are not finite
     return Drawn(np.where(none, NO_TOKEN, tokens).astype(np.int32), logprobs)
+
+
+def _drawn(logits: Tensor, likeliest: Ints, controls: SamplingRows, rows: Ints, positions: Ints, ops: LogitOps) -> Ints:
+    """Returns tokens [n]: the likeliest of rows without a temperature, draws of the others."""
+    random, draws = draws_of(controls, rows, positions)
+    if not len(random):
+        return likeliest
+    tokens = likeliest.copy()
+    # Rows without top_k and top_p need no sort; a draw's bits do not depend on which rows are beside it.
+    for part, draw in ((~draws.cut, ops.draw), (draws.cut, ops.draw_from_top)):
+        if part.any():
+            tokens[random[part]] = draw(logits, draws.of(part))
+    return tokens
 
 
 def draws_of(controls: SamplingRows, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> tuple[Ints, Draws]:

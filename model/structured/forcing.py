@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from model.inputs.completion import tokens_of_bytes
 from model.inputs.matcher import Matcher, Vocabulary
 
+LETTERS = b"ab"  # where both can follow no token is forced
 AHEAD = 32  # bytes of forced text that are looked at for one token
 
 Bits = NDArray[np.int32]
@@ -32,6 +33,9 @@ class Forcing:
         self.words = (vocabulary.vocab_size + 31) // 32
         """Words of 32 bits in a mask."""
         self._byte = {token: bytes([byte]) for byte, token in tokens_of_bytes(vocabulary).items()}
+        of_byte = {text: token for token, text in self._byte.items()}
+        letters = [of_byte[bytes([letter])] for letter in LETTERS if bytes([letter]) in of_byte]
+        self._letters = letters if len(letters) == len(LETTERS) else []
         ids = range(vocabulary.vocab_size)
         special = np.array([vocabulary.is_special_token(token) for token in ids], np.bool_)
         looked_at = special.copy()
@@ -55,6 +59,10 @@ class Forcing:
         bits = np.empty(self.words, np.int32)
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         return bits
+
+    def is_free(self, matcher: Matcher) -> bool:
+        """Returns whether no token is forced, as far as two letters tell: a thousandth of the work of a slow mask."""
+        return bool(self._letters) and all(matcher.validate_tokens([letter]) == 1 for letter in self._letters)
 
     def tokens(self, matcher: Matcher, bits: Bits, most: int, until: float) -> list[int]:
         """Finds the tokens that must follow.

@@ -58,6 +58,7 @@ class GrammarMask:
         self.lock = lock
         self._matcher, self._forcing, self._closing, self._ends, self._took = matcher, forcing, closing, ends, took
         self._next: tuple[Bits, list[int]] | None = None  # mask of the next draw, and forced tokens, where known
+        self._free: bool | None = None  # whether none is forced, where that was looked for
         self._over = 0.0  # seconds that masks and tokens took beyond `SLOW`
 
     @property
@@ -98,7 +99,7 @@ class GrammarMask:
         """Records the next output token."""
         if self._closing is not None and not isinstance(self._matcher, RequestFault):
             self._closing.drew(self._matcher, token)
-        self._next = None
+        self._next = self._free = None
         if not isinstance(self._matcher, RequestFault):
             began = time.thread_time()
             if not self._matcher.consume_token(token):
@@ -146,6 +147,26 @@ class GrammarMask:
         made._closing = None if self._closing is None else self._closing.copy()
         return made
 
+    def can_wait(self) -> bool:
+        """Returns whether the next token may be drawn without the mask, and checked by `allows`.
+
+        It may where no token is forced, and the mask is not known.
+        """
+        if self._next is None and self._free is None and not isinstance(self._matcher, RequestFault):
+            began = time.thread_time()
+            self._free = self._forcing is not None and self._forcing.is_free(self._matcher)
+            self._charge(self._matcher, began)
+        return self._next is None and bool(self._free) and not isinstance(self._matcher, RequestFault)
+
+    def allows(self, token: int) -> bool:
+        """Returns whether the mask has a token. False also where the matcher fails at it, as `mask` then says."""
+        if isinstance(matcher := self._matcher, RequestFault):
+            return False
+        began = time.thread_time()
+        allowed = matcher.validate_tokens([token]) == 1 and not matcher.is_error()
+        self._charge(matcher, began)
+        return allowed and (token not in self._ends or matcher.is_accepting() or matcher.is_stopped())
+
     @property
     def is_forced(self) -> bool:
         """Whether the next token is a forced one, once the mask of its draw is known."""
@@ -153,6 +174,8 @@ class GrammarMask:
 
     def jump(self) -> list[int]:
         """Returns tokens that must come next; most often there are none."""
+        if self.can_wait():
+            return []
         try:
             self.mask()
             return self._following() if self.is_forced else []
