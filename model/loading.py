@@ -44,7 +44,7 @@ from model.verify import MANIFEST, verify_files
 from model.weight_formats.registry import open_weight_format
 from model.weights import weight_files
 from scheduler.limits import Limits, ModelDefaults
-from scheduler.settings import RequestLimits
+from scheduler.settings import DEFAULT_STEP_TOKENS, RequestLimits
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -115,7 +115,7 @@ def load(
     recompute: bool = False,
     engines: Sharing = ALONE,
     group: RankGroup | None = None,
-    step_tokens: int = 512,
+    step_tokens: int = DEFAULT_STEP_TOKENS,
     factories: Sequence[LogitsProcessorFactory] = (),
 ) -> LoadedModel:
     """Loads a model for an engine.
@@ -199,7 +199,7 @@ def _grammars(directory: Path) -> GrammarStore | None:
 
 def load_computer(
     directory: Path, settings: ModelSettings, rows: int, recompute: bool, engines: Sharing, ranks: Ranks,
-    step_tokens: int = 512,
+    step_tokens: int = DEFAULT_STEP_TOKENS,
 ) -> Computer:  # fmt: skip
     """Loads a rank's part of the model, of its KV pool and of its host tier.
 

@@ -29,6 +29,13 @@ def free_host_bytes() -> int:
     return free
 
 
+def gpu_bytes() -> int:
+    """Returns the bytes that the current CUDA device has in all."""
+    import torch  # here: a server that only measures the host does not import it
+
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryFound:
     """Memory of a device when the weights are loaded.

@@ -27,7 +27,7 @@ class Drafting:
         counters: Counters,
     ) -> None:
         self._drafter, self._most = drafter, min(settings.draft_tokens, settings.chunk - 1)
-        self._budget = settings.max_batched_tokens
+        self._budget = settings.step_tokens
         self._running, self._rows, self._cache, self._counters = running, running.rows, cache, counters
 
     # Before a step

@@ -71,7 +71,7 @@ class Preemption:
 
     def _leaves_budget(self, sequence: Sequence, match: Match, chosen: list[int]) -> bool:
         """Whether the other rows leave budget: a prompt that takes all of it goes on, and none gives way in vain."""
-        rows, most = self._rows, self._settings.max_batched_tokens
+        rows, most = self._rows, self._settings.step_tokens
         paced = self._settings.target_itl is not None
         others: Index = np.setdiff1d(rows.active(), np.array(chosen, np.int32))
         need = np.minimum(rows.length[others], rows.max_length[others] - 1) - rows.scheduled[others]

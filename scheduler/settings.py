@@ -4,10 +4,11 @@ Here and in the settings of the other packages, a field's metadata is its help t
 field's name or `flag`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler.tenant_weights import parse_weights
 
+DEFAULT_STEP_TOKENS = 512  # of a CPU; `rpc.engines.device_defaults` has those of GPUs
 MOST_SEQUENCES = 2**16  # rows are arrays: more would only cost memory
 MOST_DRAFTS = 64
 MOST_ITL = 3600.0  # seconds
@@ -30,8 +31,12 @@ MOST_PIXELS = 178_956_970  # Pillow refuses larger images as bombs
 class SchedulerSettings:
     """Settings of the composition of steps."""
 
-    max_batched_tokens: int = field(
-        default=512, metadata={"help": "Token budget of a step, decodes and prefill chunks together."}
+    max_batched_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "Token budget of a step, decodes and prefill chunks together. Unset: 512 on a CPU; 2048, 4096 or "
+            "8192 on a GPU, by its memory; and no less than --max-sequences."
+        },
     )
     max_sequences: int = field(default=256, metadata={"help": "Sequences that run at once."})
     prefill_chunk: int | None = field(
@@ -129,9 +134,14 @@ class SchedulerSettings:
         return {} if self.tenant_weights is None else parse_weights(self.tenant_weights)
 
     @property
+    def step_tokens(self) -> int:
+        """Token budget of a step; that of a CPU where the setting is empty."""
+        return self.max_batched_tokens or max(DEFAULT_STEP_TOKENS, self.max_sequences)
+
+    @property
     def chunk(self) -> int:
         """Most tokens of one sequence in a step."""
-        return self.prefill_chunk or self.max_batched_tokens
+        return self.prefill_chunk or self.step_tokens
 
     @property
     def ahead(self) -> int:
@@ -143,10 +153,24 @@ class SchedulerSettings:
         """Steps in flight; 1 where the setting is empty."""
         return self.steps_in_flight or 1
 
+    def with_defaults(self, step_tokens: int, depth: int) -> "SchedulerSettings":
+        """Returns settings in which those that depend on the device are not empty.
+
+        Args:
+            step_tokens: Token budget of a step, where none is set. It is raised to the number of sequences.
+            depth: Steps in flight, where they are not set.
+        """
+        tokens = self.max_batched_tokens
+        return replace(
+            self,
+            max_batched_tokens=max(step_tokens, self.max_sequences) if tokens is None else tokens,
+            steps_in_flight=self.steps_in_flight or depth,
+        )
+
     def __post_init__(self) -> None:
         if not 1 <= self.max_sequences <= MOST_SEQUENCES:
             raise ValueError(f"--max-sequences is {self.max_sequences}, must be in [1, {MOST_SEQUENCES}]")
-        if self.max_batched_tokens < self.max_sequences:
+        if self.max_batched_tokens is not None and self.max_batched_tokens < self.max_sequences:
             raise ValueError(
                 f"--max-batched-tokens is {self.max_batched_tokens}, must be at least --max-sequences "
                 f"({self.max_sequences}), so that every running sequence can take one token a step"

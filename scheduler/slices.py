@@ -32,7 +32,7 @@ class Slices:
 
     def __init__(self, settings: SchedulerSettings, pace: Pace | None = None) -> None:
         """pace: Bounds prefill in time too."""
-        self.budget = settings.max_batched_tokens
+        self.budget = settings.step_tokens
         self._chunk, self._pace = settings.chunk, pace
         self._parts: list[Index] = []
 

@@ -15,7 +15,7 @@ CONTEXT = 16_384
 SEQUENCES = 256
 """Most sequences of a step."""
 STEP_TOKENS = 8192
-"""Most tokens of a step, as in the measured runs. `--max-batched-tokens` is 512 by default."""
+"""Most tokens of a step, as in the measured runs, and the default of such GPUs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,11 +8,12 @@ from pathlib import Path
 from cache_manager.block_hash import BlockHasher
 from model.config import ModelConfig, read_config
 from model.errors import RankLost
-from model.loading import LoadedModel, choose_device, load
+from model.loading import LoadedModel, load
 from model.overlapped import Overlapped
 from model.parallel.shard import Shard
 from model.sampling.logits_processors import LogitsProcessorFactory
 from model.simulated.naming import is_simulated
+from rpc.engines.device_defaults import device_settings
 from rpc.engines.follower import set_threads
 from rpc.engines.group import EngineGroup, FollowerProcesses, Followers, GroupExecutor
 from rpc.engines.local import LocalEngine
@@ -82,10 +83,8 @@ def assemble(
         raise ValueError(f"--model {config.model.model} is simulated, and has no weights: only `quire serve` runs it")
     set_threads(config)
     directory = model_directory(config.model.model)
-    scheduling = config.scheduler
-    if scheduling.steps_in_flight is None:
-        scheduling = replace(scheduling, steps_in_flight=2 if choose_device(config.model.device) == "cuda" else 1)
-        config = replace(config, scheduler=scheduling)
+    scheduling = device_settings(config)
+    config = replace(config, scheduler=scheduling)
     check_settings(config, bool(factories or config.model.logits_processors))
     model = read_config(directory)
     if scheduling.draft_tokens and model.recurrent:
@@ -113,7 +112,7 @@ def _load(
     scheduling, size = config.scheduler, config.model.tensor_parallel
     load_part = partial(
         load, directory, config.model, scheduling.max_sequences, scheduling.ahead, config.request, scheduling.recompute,
-        config.sharing, step_tokens=scheduling.max_batched_tokens, factories=factories,
+        config.sharing, step_tokens=scheduling.step_tokens, factories=factories,
     )  # fmt: skip
     if size == 1:
         return load_part(), None
@@ -139,9 +138,9 @@ def check_indivisible(model: ModelConfig, settings: SchedulerSettings) -> None:
             "in both directions, so that no prompt can be divided. Leave it unset"
         )
     needed = model.context + settings.max_sequences
-    if settings.max_batched_tokens < needed:
+    if settings.step_tokens < needed:
         raise ValueError(
-            f"--max-batched-tokens is {settings.max_batched_tokens}: a prompt of {model.architecture} cannot be "
+            f"--max-batched-tokens is {settings.step_tokens}: a prompt of {model.architecture} cannot be "
             f"divided and may have {model.context} tokens, beside which {settings.max_sequences} sequences take one "
             f"each: serve it with --max-batched-tokens {needed}"
         )

@@ -49,7 +49,7 @@ def run_follower(
         try:
             computer = load_computer(
                 directory, config.model, rows, recompute, config.sharing, joined.ranks,
-                config.scheduler.max_batched_tokens,
+                config.scheduler.step_tokens,
             )  # fmt: skip
         except Exception as error:
             joined.follower.failed(f"{type(error).__name__}: {error}")

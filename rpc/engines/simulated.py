@@ -121,9 +121,7 @@ def blueprint_of(config: EngineConfig, profile: Profile) -> Blueprint:
     if pages < layout.tables:
         raise ValueError(f"--kv-cache-memory is {memory} bytes: a page of the profile takes {layout.page_bytes}")
     slots = own.host_slots if settings.host_cache_memory is None else settings.host_cache_memory // layout.page_bytes
-    scheduling = config.scheduler
-    if scheduling.steps_in_flight is None:
-        scheduling = replace(scheduling, steps_in_flight=own.settings.depth)
+    scheduling = config.scheduler.with_defaults(own.settings.step_tokens, own.settings.depth)
     return Blueprint(
         scheduling, config.queue, layout, pages, cache.eviction, slots if cache.prefix_cache else 0, cache.prefix_cache
     )

@@ -58,7 +58,8 @@ class LLM:
         kv_cache_memory: Bytes of the KV pool; None takes half of the free memory, on a GPU what
             `gpu_memory_utilization` leaves, or less if `max_sequences` of the model's whole context need less.
         gpu_memory_utilization: Part of a GPU's memory that the engine may use: weights, steps, KV pool.
-        max_batched_tokens: Tokens that one step computes at most.
+        max_batched_tokens: Tokens that one step computes at most; None takes 512 on a CPU, and on a GPU 2,048 to 8,192,
+            by its memory.
         max_sequences: Sequences that run at once.
         prefix_cache: Whether prompts share the KV of common prefixes.
         kv_cache_dtype: Type of keys and values; "auto" takes that of `dtype`.
@@ -90,7 +91,7 @@ class LLM:
         page_size: int = 16,
         kv_cache_memory: int | None = None,
         gpu_memory_utilization: float = 0.9,
-        max_batched_tokens: int = 512,
+        max_batched_tokens: int | None = None,
         max_sequences: int = 256,
         prefix_cache: bool = True,
         kv_cache_dtype: str = "auto",

@@ -69,7 +69,7 @@ VALUES: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "tensor_parallel_timeout": st.floats(0.001, 1e6),
     },
     SchedulerSettings: {
-        "max_batched_tokens": st.integers(MOST_SEQUENCES, 2**62),
+        "max_batched_tokens": st.none() | st.integers(MOST_SEQUENCES, 2**62),
         "max_sequences": SEQUENCES,
         "prefill_chunk": st.none() | COUNT,
         "steps_in_flight": st.integers(1, 2),

@@ -206,7 +206,7 @@ class SchedulerDriver:
     def _check_delays(self, plan: StepPlan, before: dict[int, Before]) -> None:
         """Checks that a row that sits out lacks pages or budget; a decode is in every step."""
         counts = {row: count for row, _, count in plan.slices.tolist()}
-        left = self.workload.settings.max_batched_tokens - sum(counts.values())
+        left = self.workload.settings.step_tokens - sum(counts.values())
         free = self.scheduler.cache.pool.free
         for row, one in before.items():
             if one.need <= 0:
@@ -268,7 +268,7 @@ class SchedulerDriver:
     def _check_nobody_is_held_up(self, plan: StepPlan | None, before: dict[int, Before]) -> None:
         """Rows, budget or pages are lacking for the first in line that waits for no other's page."""
         scheduler, cache = self.scheduler, self.scheduler.cache
-        left = self.workload.settings.max_batched_tokens - (0 if plan is None else int(plan.slices[:, 2].sum()))
+        left = self.workload.settings.step_tokens - (0 if plan is None else int(plan.slices[:, 2].sum()))
         if not left:
             return
         lengths = {

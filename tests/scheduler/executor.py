@@ -314,7 +314,7 @@ class FakeExecutor:
         slices, logits = plan.slices.tolist(), plan.logits.tolist()
         total = sum(count for _, _, count in slices)
         law(slices, "a step without work")
-        law(total <= self.settings.max_batched_tokens, f"{total} tokens pass the budget")
+        law(total <= self.settings.step_tokens, f"{total} tokens pass the budget")
         law(len({row for row, _, _ in slices}) == len(slices), "a row has two slices")
         law(all(row in self.rows for row, _, _ in slices), "a slice of a row that is free")
         tables = [(table, start) for row, start, _ in slices for table in self.rows[row].tables]

@@ -15,7 +15,7 @@ from tests.support.examples import examples
 
 def bidirectional(workload: Workload) -> Workload:
     """The workload with bidirectional prefixes, each as long as its prompt and a step allow."""
-    most = min(workload.settings.max_batched_tokens, workload.settings.chunk)
+    most = min(workload.settings.step_tokens, workload.settings.chunk)
 
     def of(arrival: Arrival) -> Arrival:
         request = arrival.request
