@@ -67,16 +67,15 @@ class CpuBackend:
         gated: bool,
     ) -> KernelLinear:
         """Raises NotCompiled for a format that there are no kernels for."""
+        if prepare := KERNEL_WEIGHTS.get(weight_format.name):
+            return KernelLinear(self.machine, [prepare(weights, ELEMENTS[dtype])], bias, gated)
         if isinstance(weight_format, GroupFormat):
             made = group_weights(weights, ELEMENTS[dtype], weight_format, self.machine.compiler.has_pairs)
             return KernelLinear(self.machine, made, bias, gated)
         if isinstance(weight_format, RoundedFormat):
             rounded = rounded_weights(weights, ELEMENTS[dtype], weight_format, self.machine.compiler)
             return KernelLinear(self.machine, rounded, bias, gated)
-        prepare = KERNEL_WEIGHTS.get(weight_format.name)
-        if prepare is None:
-            raise NotCompiled(f"there are none for weights in the format {weight_format.name}")
-        return KernelLinear(self.machine, [prepare(weights, ELEMENTS[dtype])], bias, gated)
+        raise NotCompiled(f"there are none for weights in the format {weight_format.name}")
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> CpuAttention:
         eight_bit = None if self.kv_dtype == self.dtype else self.kv_dtype

@@ -1,4 +1,4 @@
-"""The product of a linear whose weights are in groups: by a kernel for few rows, block by block with torch for many."""
+"""The product of a linear whose weights are in groups: by a kernel for few rows, by torch in blocks for many."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model.forward import ForwardBatch
 from model.gpu.formats import capability_of, format_of
-from model.gpu.group_product import E2M1_BITS, INTEGERS, TABLE, multiply_groups
+from model.gpu.group_product import E2M1_BITS, INTEGERS, TABLE, multiply_groups, unpack_groups
 from model.weight_formats.groups import (
     ROWS,
     GroupFormat,
@@ -20,7 +20,6 @@ from model.weight_formats.groups import (
     NotGrouped,
     block_outputs,
     blocks_of,
-    bring_back,
     flattened,
 )
 from model.weight_formats.levels import E2M1, E4M3, Levels
@@ -39,6 +38,10 @@ TILE_ROWS, TILE_OUTPUTS, WARPS, STAGES = 16, 32, 4, 6
 
 Not measured on a device yet. 16 rows are the fewest of a matrix product. With 32 outputs, 4,096 of them are 128
 programs, about one for each multiprocessor of a large GPU. Stages have 2 KB of weights each.
+"""
+UNPACKED = 2**25
+"""Weights that are brought back at once for many rows, 64 MiB in 16 bits: 8,192 outputs of 4,096 inputs. Few blocks are
+few launches, and products that fill a GPU. Not measured on a device yet.
 """
 FLOAT8_TOGETHER = 16  # inputs and outputs of a product in float8 are multiples of it
 KINDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -243,9 +246,9 @@ class GroupProduct:
         levels = self.parts[0].levels
         self.stored_format = _stored_format(levels, device)
         self.table = None if levels.are_integers else torch.tensor(levels.numbers, device=device)
-        self._block = block_outputs(self.inputs)
-        self._one = torch.ones((), device=device)
-        scratch.reserve(min(self._block, max(part.outputs for part in self.parts)) * self.inputs)
+        self._block, self._one = block_outputs(self.inputs), torch.ones((), device=device)
+        self._unpacked = unpacked_outputs(self.inputs)
+        scratch.reserve(min(self._unpacked, max(part.outputs for part in self.parts)) * self.inputs)
 
     @property
     def nbytes(self) -> int:
@@ -312,11 +315,33 @@ class GroupProduct:
         )  # fmt: skip
 
     def _by_blocks(self, x: Tensor, part: PackedGroups, y: Tensor) -> None:
-        for start in range(0, part.outputs, self._block):
-            block = slice(start, min(start + self._block, part.outputs))
-            groups = part.unpacked(block, self.inputs)
-            weight = self._scratch.shaped(groups.values.shape).copy_(bring_back(groups, self.table))
-            y[:, block] = multiply(x, weight)
+        for start in range(0, part.outputs, self._unpacked):
+            block = slice(start, min(start + self._unpacked, part.outputs))
+            y[:, block] = multiply(x, self.unpack(part, block))
+
+    def unpack(self, part: PackedGroups, block: slice) -> Tensor:
+        """Returns weights as floats, in the scratch.
+
+        Args:
+            part: One of `parts`.
+            block: Outputs of the part, no more than `unpacked_outputs`.
+        """
+        scales, offsets, index, count = part.scales, part.offsets, part.index, block.stop - block.start
+        weights = self._scratch.shaped(torch.Size((count, self.inputs)))
+        unpack_groups[triton.cdiv(count, TILE_OUTPUTS), len(part.values)](
+            weights, part.values, scales.stored, (scales if offsets is None else offsets).stored,
+            part.values if index is None else index, part.values if self.table is None else self.table, part.outputs,
+            self.inputs, scales.groups, block.start, block.stop, FORMAT=self.stored_format, BITS=part.levels.bits,
+            FIRST=part.levels.numbers[0], SIZE=0 if scales.groups == 1 else part.size, RUN=part.run, STEP=part.step,
+            OUTS=TILE_OUTPUTS, SCALES=KINDS[scales.dtype], OFFSETS=None if offsets is None else KINDS[offsets.dtype],
+            INDEXED=index is not None, num_warps=WARPS,
+        )  # fmt: skip
+        return weights
+
+
+def unpacked_outputs(inputs: int) -> int:
+    """Returns the outputs that are brought back at once for many rows."""
+    return max(1, UNPACKED // (inputs * ROWS)) * ROWS
 
 
 def _packed_parts(form: GroupFormat, weights: Sequence[StoredWeight], device: torch.device) -> Iterator[PackedGroups]:

@@ -1,14 +1,15 @@
-"""The product of few rows with weights in groups, see `model.weight_formats.groups`, which are read as they are stored.
+"""Products with weights in groups, see `model.weight_formats.groups`, which are read as they are stored.
 
-A weight is computed in float32 and rounded once, to the type of the activations, as in `GroupLinear`. So few rows and
-many are multiplied with the same weights. Sums are float32.
+Few rows are multiplied by a kernel. For many a kernel brings the weights back to floats, and torch multiplies. A weight
+is computed in float32 and rounded once, to the type of the activations, as in `GroupLinear`. So few rows and many are
+multiplied with the same weights. Sums are float32.
 
 Weights lie in steps of inputs. A step has the integers of all its inputs, output by output: what a program reads of it
 is one piece of memory. In 4 bits a byte has an input of the first half of a step, in its lower half, and the one at the
 same place of the second half: so each half is multiplied as it is, and nothing changes places in registers.
 
-Invariant: an output of a row is one sum over its inputs in an order that neither the other rows nor the row's place
-among them changes.
+Invariant: in the kernel's product an output of a row is one sum over its inputs in an order that neither the other rows
+nor the row's place among them changes.
 """
 
 import triton
@@ -112,6 +113,76 @@ def multiply_groups(
     tl.store(out + at, sums.to(out.dtype.element_ty), mask=kept[:, None] & (output < outputs)[None, :])
 
 
+@triton.jit(do_not_specialize=["groups", "first", "end"])
+def unpack_groups(
+    out,
+    values,
+    scales,
+    offsets,
+    index,
+    table,
+    # Numbers
+    outputs,
+    width,
+    groups,
+    first,
+    end,
+    # Stored integers and their groups
+    FORMAT: tl.constexpr,
+    BITS: tl.constexpr,
+    FIRST: tl.constexpr,
+    SIZE: tl.constexpr,
+    RUN: tl.constexpr,
+    # Sizes of a program
+    STEP: tl.constexpr,
+    OUTS: tl.constexpr,
+    # Types and variants
+    SCALES: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    INDEXED: tl.constexpr,
+):
+    """Computes the weights of the outputs from `first` to `end` as floats. Grid: (these outputs in OUTS, steps).
+
+    They go to `out`, [end - first, width]. Other arguments are those of `multiply_groups`.
+    """
+    LINE: tl.constexpr = STEP * BITS // 8
+    output = first + tl.program_id(0) * OUTS + tl.arange(0, OUTS)
+    step, written = tl.program_id(1), output < end
+    place = (output.to(tl.int64) + step.to(tl.int64) * outputs)[:, None] * LINE + tl.arange(0, LINE)[None, :]
+    stored = tl.load(values + place, mask=written[:, None], other=0)
+    lines, start = out + (output - first).to(tl.int64)[:, None] * width, step * STEP
+    if BITS == 4:
+        _store_weights(
+            lines, stored & 15, scales, offsets, index, table, written, output, outputs, width, groups, start,
+            FORMAT, FIRST, SIZE, RUN, SCALES, OFFSETS, INDEXED,
+        )  # fmt: skip
+        _store_weights(
+            lines, stored >> 4, scales, offsets, index, table, written, output, outputs, width, groups, start + LINE,
+            FORMAT, FIRST, SIZE, RUN, SCALES, OFFSETS, INDEXED,
+        )  # fmt: skip
+    else:
+        _store_weights(
+            lines, stored, scales, offsets, index, table, written, output, outputs, width, groups, start,
+            FORMAT, FIRST, SIZE, RUN, SCALES, OFFSETS, INDEXED,
+        )  # fmt: skip
+
+
+@triton.jit
+def _store_weights(
+    lines, stored, scales, offsets, index, table, written, output, outputs, width, groups, start,
+    FORMAT: tl.constexpr, FIRST: tl.constexpr, SIZE: tl.constexpr, RUN: tl.constexpr, SCALES: tl.constexpr,
+    OFFSETS: tl.constexpr, INDEXED: tl.constexpr,
+):  # fmt: skip
+    """Stores the weights of the inputs from `start` on, in outputs that are `written`, to the addresses `lines`."""
+    inputs = start + tl.arange(0, stored.shape[1])
+    weights = _weights(
+        stored, scales, offsets, index, table, output, outputs, width, groups, start, FORMAT, FIRST, SIZE, RUN,
+        SCALES, OFFSETS, INDEXED,
+    )  # fmt: skip
+    there = written[:, None] & (inputs < width)[None, :]
+    tl.store(lines + inputs[None, :], weights.to(lines.dtype.element_ty), mask=there)
+
+
 @triton.jit
 def add_inputs(
     sums, lines, stored, scales, offsets, index, table, kept, output, outputs, width, groups, start,
@@ -122,11 +193,25 @@ def add_inputs(
 
     `lines` are the addresses of rows, [ROWS, 1], of which there are those that are `kept`, [ROWS] bool.
     """
-    COUNT: tl.constexpr = stored.shape[1]
-    inputs = start + tl.arange(0, COUNT)
+    inputs = start + tl.arange(0, stored.shape[1])
     # An input past the end is 0, whatever stands for its weight.
     known = kept[:, None] & (inputs < width)[None, :]
     factors = tl.load(lines + inputs[None, :], mask=known, other=0.0)
+    weights = _weights(
+        stored, scales, offsets, index, table, output, outputs, width, groups, start, FORMAT, FIRST, SIZE, RUN,
+        SCALES, OFFSETS, INDEXED,
+    )  # fmt: skip
+    return tl.dot(factors, tl.trans(weights.to(factors.dtype)), sums, input_precision="ieee")
+
+
+@triton.jit
+def _weights(
+    stored, scales, offsets, index, table, output, outputs, width, groups, start, FORMAT: tl.constexpr,
+    FIRST: tl.constexpr, SIZE: tl.constexpr, RUN: tl.constexpr, SCALES: tl.constexpr, OFFSETS: tl.constexpr,
+    INDEXED: tl.constexpr,
+):  # fmt: skip
+    """Returns the weights of the inputs from `start` on, float32 [OUTS, inputs]; those past the end are arbitrary."""
+    COUNT: tl.constexpr = stored.shape[1]
     first = start + tl.arange(0, COUNT // RUN) * RUN
     if INDEXED:
         group = tl.load(index + first, mask=first < width, other=0)
@@ -139,7 +224,7 @@ def add_inputs(
     weights *= _of_inputs(scales, group, output, there, outputs, SCALES, RUN)
     if OFFSETS is not None:
         weights += _of_inputs(offsets, group, output, there, outputs, OFFSETS, RUN)
-    return tl.dot(factors, tl.trans(weights.to(factors.dtype)), sums, input_precision="ieee")
+    return weights
 
 
 @triton.jit

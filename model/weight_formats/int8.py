@@ -14,6 +14,8 @@ from model.embedding_table import EightBitRows
 from model.forward import ForwardBatch
 from model.layers import FEWEST_ROWS
 from model.weight_formats.format import MadeProduct
+from model.weight_formats.groups import GroupWeights
+from model.weight_formats.levels import INT8
 from model.weight_formats.plain import PlainWeights
 from model.weight_formats.scratch import BLOCK, Scratch, multiply
 from model.weight_formats.stored import StoredWeight
@@ -103,12 +105,17 @@ class Int8Linear:
 
 
 class Int8Format(PlainWeights):
-    """`WeightFormat` of weights that are stored plain and kept in 8 bits (--quantization int8)."""
+    """`GroupFormat` of weights that are stored plain and kept in 8 bits (--quantization int8): a group has a row."""
 
     name = "int8"
 
     def __init__(self) -> None:
         self._scratch: Scratch | None = None
+
+    def groups(self, weight: StoredWeight) -> GroupWeights:
+        values, scales = quantize(weight["weight"].float())
+        # Stored integers count from the lowest level: -128 is 0.
+        return GroupWeights(INT8, values.view(torch.uint8) ^ 0x80, scales[:, None], None, weight.inputs)
 
     def product(
         self, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype, device: torch.device

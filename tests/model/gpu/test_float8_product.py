@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from model.architectures.registry import load_model
 from model.config import read_config
@@ -12,8 +13,9 @@ from model.decoder import Decoder
 from model.gpu import float8_product
 from model.gpu.backend import TritonBackend
 from model.gpu.float8_product import Float8Product, can_multiply
-from model.gpu.group_linear import MOST_ROWS, GroupProduct
+from model.gpu.group_linear import MOST_ROWS, GroupProduct, PackedGroups
 from model.weight_formats.activations import RoundedProduct, RowRounding, SideBySide
+from model.weight_formats.groups import bring_back
 from model.weight_formats.scratch import Scratch
 from model.weights import Checkpoint
 from tests.model.families.conftest import Shelf
@@ -73,8 +75,16 @@ def test_many_rows_are_those_of_rounded_rows(name: str, shelf: Shelf, tmp_path: 
             torch.testing.assert_close(made, torch.cat((part(x[:-1]), made[-1:])), rtol=1e-6, atol=1e-6)
 
 
+def unpacked_by_torch(product: GroupProduct, part: PackedGroups, block: slice) -> Tensor:
+    """The weights that the kernel would bring back on a GPU."""
+    return bring_back(part.unpacked(block, product.inputs), product.table)
+
+
 @pytest.mark.parametrize("name", NOT)
-def test_others_are_rounded_and_scaled_back(name: str, shelf: Shelf, tmp_path: Path) -> None:
+def test_others_are_rounded_and_scaled_back(
+    name: str, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GroupProduct, "unpack", unpacked_by_torch)
     ours, theirs = loaded(NOT[name], shelf, tmp_path)
     part, x = ours.layers[0].mlp.down, torch.randn(MOST_ROWS + 1, 96)
     assert {type(one) for one in parts_of(part)} == {RoundedProduct}

@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 from bench.on_gpu.check_recurrence import random_recurrence
 from bench.on_gpu.mixtures import MixtureShape, by_kernels, random_mixture
 from cache_manager.layout import KVLayout
+from model.gpu import group_linear
 from model.gpu.attention import attend_pieces, join_parts
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.cache_write import write_slots
@@ -26,7 +27,7 @@ from model.gpu.draws import GpuOps
 from model.gpu.expert_choice import add_places, arrange_places, choose_experts, count_places
 from model.gpu.expert_product import multiply_experts
 from model.gpu.group_linear import MOST_ROWS, GroupProduct
-from model.gpu.group_product import multiply_groups
+from model.gpu.group_product import multiply_groups, unpack_groups
 from model.gpu.mixtures import run_all_tiles, silu_gated
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
 from model.gpu.recurrence import convolve_pieces, keep_windows, recur_tokens
@@ -35,7 +36,9 @@ from model.gpu.sampler import draw_blocks, join_draws, join_summaries, summarise
 from model.layers import silu
 from model.recurrent import ConvolutionShape, ScanShape
 from model.rope import Rope, frequencies
+from model.weight_formats.groups import GroupFormat
 from model.weight_formats.int4 import Int4Format
+from model.weight_formats.int8 import Int8Format
 from model.weight_formats.plain import plain_weight
 from model.weight_formats.scratch import Scratch
 from tests.model.gpu.kernels.test_recurrence import LAYER, SHAPES, STEPS, Rig
@@ -79,6 +82,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], int]:
         join_parts,
         write_slots,
         multiply_groups,
+        unpack_groups,
         convolve_pieces,
         keep_windows,
         recur_tokens,
@@ -231,10 +235,14 @@ def test_short_convolutions_are_compiled_with_and_without_a_bias(compiled: Calla
     assert [compiled(kernel) for kernel in (convolve_pieces, keep_windows, recur_tokens)] == [2, 1, 0]
 
 
-def test_products_with_groups_are_compiled_once(compiled: Callable[[Any], int]) -> None:
-    """For any number of rows that the kernel multiplies."""
-    weight, dtype = plain_weight(torch.randn(48, 256)), torch.bfloat16
-    product = GroupProduct(Int4Format(), [weight], None, dtype, Scratch(dtype, CPU), CPU)
-    for rows in (1, 2, 16, 17, MOST_ROWS, MOST_ROWS + 1):
-        assert product(torch.randn(rows, 256, dtype=dtype)).shape == (rows, 48)
-    assert compiled(multiply_groups) == 1
+@pytest.mark.parametrize("form", [Int4Format(), Int8Format()], ids=lambda form: form.name)
+def test_products_with_groups_are_compiled_once(
+    form: GroupFormat, compiled: Callable[[Any], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For any number of rows, and any block of outputs that many rows are multiplied with."""
+    monkeypatch.setattr(group_linear, "unpacked_outputs", lambda _: 128)
+    weight, dtype = plain_weight(torch.randn(400, 256)), torch.bfloat16
+    product = GroupProduct(form, [weight], None, dtype, Scratch(dtype, CPU), CPU)
+    for rows in (1, 2, 16, 17, MOST_ROWS, MOST_ROWS + 1, MOST_ROWS + 2):
+        assert product(torch.randn(rows, 256, dtype=dtype)).shape == (rows, 400)
+    assert [compiled(kernel) for kernel in (multiply_groups, unpack_groups)] == [1, 1]

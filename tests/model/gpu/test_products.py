@@ -11,10 +11,10 @@ from model.architectures.registry import load_model
 from model.config import read_config
 from model.decoder import Decoder
 from model.gguf_weights import open_checkpoint
+from model.gpu import group_linear
 from model.gpu.backend import TritonBackend
 from model.gpu.group_linear import MOST_ROWS, GroupProduct
 from model.layers import Linear
-from model.weight_formats.int8 import Int8Linear
 from model.weight_formats.scratch import Scratch
 from model.weights import Checkpoint
 from tests.model.gguf.writer import convert
@@ -31,9 +31,9 @@ def loaded(directory: Path, quantization: str | None, scratch: Scratch | None = 
 
 @pytest.mark.parametrize(
     ("quantization", "inner", "head"),
-    [(None, Linear, Linear), ("int8", Int8Linear, Int8Linear), ("int4", GroupProduct, Int8Linear)],
+    [(None, Linear, Linear), ("int8", GroupProduct, GroupProduct), ("int4", GroupProduct, GroupProduct)],
 )
-def test_groups_have_a_kernel_and_other_formats_have_torch(
+def test_quantized_weights_have_a_kernel_and_plain_ones_have_torch(
     quantization: str | None, inner: type, head: type, tmp_path: Path
 ) -> None:
     decoder: Any = loaded(write_llama(tmp_path), quantization)
@@ -52,9 +52,20 @@ def test_a_tied_output_layer_is_the_embedding_itself(tmp_path: Path) -> None:
     assert not decoder.head(x).any()
 
 
-def test_products_of_a_model_share_the_room_of_a_block(tmp_path: Path) -> None:
+class Filled:
+    """In the place of a kernel: fills what it would write to with zeros."""
+
+    def __getitem__(self, _: object) -> Any:
+        return lambda out, *_, **__: out.zero_()
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int8"])
+def test_products_of_a_model_share_the_room_of_a_block(
+    quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_linear, "unpack_groups", Filled())
     scratch = Scratch(torch.float16, CPU)
-    decoder: Any = loaded(write_llama(tmp_path), "int4", scratch)
+    decoder: Any = loaded(write_llama(tmp_path), quantization, scratch)
     room, hidden = scratch.shaped(torch.Size([1])), decoder.embedding.tokens.width
     for layer in decoder.layers:
         for product, inputs in ((layer.attention.qkv, hidden), (layer.mlp.gate_up, hidden)):

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from model.gpu import group_linear
 from model.gpu.group_linear import MOST_ROWS, GroupNumbers, GroupProduct, PackedGroups, pack_steps, unpack_steps
-from model.weight_formats.groups import GroupWeights, bring_back
+from model.weight_formats.groups import GroupFormat, GroupWeights, bring_back
+from model.weight_formats.int8 import Int8Format, quantize
 from model.weight_formats.levels import E2M1, E4M3, INT4, INT8, Levels
-from model.weight_formats.plain import PlainFormat
+from model.weight_formats.plain import PlainFormat, plain_weight
 from model.weight_formats.scratch import Scratch
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
-from tests.model.gpu.kernels.device import DEVICE, compute_in
+from tests.model.gpu.kernels.device import DEVICE, INTERPRETED, compute_in
 
 NF4 = Levels(
     "nf4",
@@ -73,7 +74,7 @@ def drawn(
 
 
 def product_of(
-    form: Drawn, weights: Sequence[StoredWeight], dtype: torch.dtype, bias: Tensor | None = None
+    form: GroupFormat, weights: Sequence[StoredWeight], dtype: torch.dtype, bias: Tensor | None = None
 ) -> GroupProduct:
     return GroupProduct(form, weights, bias, dtype, Scratch(dtype, DEVICE), DEVICE)
 
@@ -82,7 +83,9 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=shape)).float()
 
 
-def near(form: Drawn, weights: Sequence[StoredWeight], dtype: torch.dtype, rows: int, biased: bool = False) -> None:
+def near(
+    form: GroupFormat, weights: Sequence[StoredWeight], dtype: torch.dtype, rows: int, biased: bool = False
+) -> None:
     """The weights are rounded once, and so is the result; the rest is the rounding of sums in float32."""
     x = numbers(rows, weights[0].inputs, seed=rows).to(dtype)
     weight = torch.cat([bring_back(form.groups(one)) for one in weights]).to(dtype).double()
@@ -167,9 +170,55 @@ def test_linears_that_are_one_product(rows: int, launches: Launches) -> None:
 @pytest.mark.parametrize("indexed", [False, True], ids=["runs", "indexed"])
 def test_many_rows(levels: Levels, indexed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In several blocks."""
-    monkeypatch.setattr(group_linear, "block_outputs", lambda _: 128)
+    monkeypatch.setattr(group_linear, "unpacked_outputs", lambda _: 128)
     form, weight = drawn(levels, 300, 80, 16, True, indexed=indexed)
     near(form, [weight], torch.float32, MOST_ROWS + 6, biased=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("levels", KINDS, ids=lambda levels: levels.name)
+@pytest.mark.parametrize(
+    ("out", "width", "size", "offsets", "indexed"),
+    [(37, 176, 16, True, False), (70, 80, -1, False, False), (33, 130, 24, True, True), (64, 128, 64, False, False)],
+)
+def test_unpacked_weights_are_those_that_groups_stand_for(
+    dtype: torch.dtype, levels: Levels, out: int, width: int, size: int, offsets: bool, indexed: bool
+) -> None:
+    """To the bit, but for bfloat16 in the interpreter, which cuts bits off, and for GPUs that round a product and a sum
+    once.
+    """
+    form, weight = drawn(levels, out, width, size, offsets, indexed=indexed)
+    scratch = Scratch(dtype, DEVICE)
+    product = GroupProduct(form, [weight], None, dtype, scratch, DEVICE)
+    room, (part,) = scratch.shaped(torch.Size((out * width,))), product.parts
+    expected = bring_back(form.groups(weight)).to(dtype)
+    allowed = 0.0 if INTERPRETED and dtype != torch.bfloat16 else ROUNDING[dtype]
+    for block in (slice(0, out), slice(out // 3, out // 2), slice(out - 1, out)):
+        room.fill_(torch.nan)
+        found = product.unpack(part, block).cpu()
+        assert found.shape == (block.stop - block.start, width)
+        torch.testing.assert_close(found, expected[block], rtol=allowed, atol=allowed)
+        assert room[found.numel() :].isnan().all(), "weights of other outputs are written too"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows"),
+    [
+        *((dtype, rows) for dtype in sorted(set(DTYPES), key=str) for rows in (1, 17, MOST_ROWS)),
+        (DTYPES[2], MOST_ROWS + 9),
+    ],
+    ids=str,
+)
+def test_quantization_int8(dtype: torch.dtype, rows: int, launches: Launches) -> None:
+    """Two linears of one product, whose rows differ in size by orders of magnitude, as their scales must."""
+    plain = [numbers(out, 200, seed=out) * numbers(out, 1, seed=1).mul(3).exp() for out in (40, 23)]
+    plain[0][7] = 0.0
+    weights = [plain_weight(one) for one in plain]
+    near(Int8Format(), weights, dtype, rows, biased=True)
+    assert launches.count == (rows <= MOST_ROWS)
+    for one, stated in zip(plain, weights, strict=True):
+        values, scales = quantize(one)
+        assert torch.equal(bring_back(Int8Format().groups(stated)), values.float() * scales[:, None])
 
 
 @pytest.mark.usefixtures("products_by_row")

@@ -96,6 +96,7 @@ def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gemma4", 5, None),
         ("qwen3-moe", 16, None),
         ("qwen3-moe", 16, "int4"),
+        ("qwen3-moe", 16, "int8"),
         ("phimoe", 5, None),
         ("gpt-oss", 16, None),
         ("qwen3.5", 16, None),
