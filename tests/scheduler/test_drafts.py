@@ -18,6 +18,7 @@ from scheduler.settings import SchedulerSettings
 from tests.scheduler.executor import VOCABULARY, FakeExecutor, alone, law, next_token
 from tests.scheduler.play import play
 from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request, workloads
+from tests.support.examples import examples
 from tests.support.planted import plant
 
 
@@ -86,13 +87,13 @@ def run(workload: Workload, drafts: int) -> EngineStats:
     return scheduler.stats()
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(workloads(cancels=True), st.integers(1, 5))
 def test_tokens_do_not_depend_on_drafts(workload: Workload, drafts: int) -> None:
     run(workload, drafts)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(workloads(several=True, resumed=True, resets=True), st.integers(1, 5))
 def test_nor_beside_searches_and_several_sequences(workload: Workload, drafts: int) -> None:
     run(workload, drafts)

@@ -22,6 +22,7 @@ from tests.scheduler.executor import FakeExecutor
 from tests.scheduler.play import play
 from tests.scheduler.test_drafts import Guessing
 from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request, workloads
+from tests.support.examples import examples
 from tests.support.planted import plant
 
 
@@ -36,19 +37,19 @@ def run(workload: Workload, jumps: int, drafts: int = 0, jump_forward: bool = Tr
     return scheduler
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(workloads(cancels=True), st.integers(1, 6))
 def test_tokens_do_not_depend_on_jumps(workload: Workload, jumps: int) -> None:
     run(workload, jumps)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(workloads(several=True, resumed=True, resets=True), st.integers(1, 6))
 def test_nor_beside_searches_and_several_sequences(workload: Workload, jumps: int) -> None:
     run(workload, jumps)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(workloads(cancels=True), st.integers(1, 5), st.integers(1, 4))
 def test_nor_beside_drafts(workload: Workload, jumps: int, drafts: int) -> None:
     run(workload, jumps, drafts)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_manager.manager import CacheManager
@@ -30,6 +30,7 @@ class Wish:
     deadline: float
 
 
+@settings(max_examples=100)  # with fewer a planted fault may not show
 @given(
     st.lists(
         st.tuples(st.floats(0, 100), st.floats(0, 50), st.floats(0, 20), st.integers(-3, 3)), min_size=2, max_size=9

@@ -19,6 +19,7 @@ from scheduler.step_time import LEAST_PREFILL, SETTLED, Pace, StepTime
 from tests.scheduler.executor import FakeExecutor
 from tests.scheduler.play import play
 from tests.scheduler.workloads import Workload, make_layout, make_request, workloads
+from tests.support.examples import examples
 from tests.support.planted import plant
 
 
@@ -217,7 +218,7 @@ def test_a_bidirectional_prefix_is_whole() -> None:
     assert slices.array()[-1].tolist() == [4, 0, 100]
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(workloads(cancels=True, several=True, resumed=True), st.floats(0.001, 3.0))
 def test_tokens_do_not_depend_on_the_target(workload: Workload, target: float) -> None:
     chosen = replace(workload.settings, target_itl=target)

@@ -10,6 +10,7 @@ from llguidance import LLTokenizer
 
 from model.inputs.grammars import ByteVocabulary, GrammarRefused
 from model.inputs.with_xgrammar.expressions import ANY, IN_JSON, common, complement, union, whole, within_json, written
+from tests.support.examples import examples
 from tests.support.grammar_backends import compiler
 
 xgrammar = pytest.importorskip("xgrammar", reason="xgrammar is not installed")
@@ -96,7 +97,7 @@ def expressions(draw: st.DrawFn, depth: int = 3) -> str:
     return f"(?:{draw(inner)}{'|' if kind == 'either' else ''}{draw(inner)})"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(expressions(), st.lists(st.text("ab1 .é\n-]", max_size=5), max_size=12))
 def test_texts_are_those_of_the_expression(expression: str, texts: list[str]) -> None:
     """In ASCII exactly those."""
@@ -109,7 +110,7 @@ def test_texts_are_those_of_the_expression(expression: str, texts: list[str]) ->
             assert not text.isascii()
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(1, 400), st.integers(0, 40)).map(lambda r: (r[0], r[0] + r[1])), max_size=5))
 def test_classes_are_sets(ranges: list[tuple[int, int]]) -> None:
     points = {code for first, last in ranges for code in range(first, last + 1)}

@@ -17,6 +17,7 @@ from model.inputs.with_xgrammar.schemas import CONSTRAINTS, FORMATS, schema_of
 from scheduler.structured import Structured
 from tests.model.test_written_schemas import CLOSERS, is_valid
 from tests.model.written_schemas import SCHEMAS, Written
+from tests.support.examples import examples
 from tests.support.grammar_backends import matcher
 
 xgrammar = pytest.importorskip("xgrammar", reason="xgrammar is not installed")
@@ -194,7 +195,7 @@ def values() -> st.SearchStrategy[Any]:
     return st.recursive(leaves, grown, max_leaves=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(values().filter(lambda schema: isinstance(schema, dict)))
 def test_what_is_accepted_of_any_schema_is_enforced(schema: dict[str, Any]) -> None:
     if (begun := by_xgrammar(schema)) is None:

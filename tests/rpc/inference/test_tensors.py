@@ -7,7 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import tritonclient.utils
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpc.frontend.errors import RequestFailed
@@ -20,6 +20,7 @@ from tests.rpc.inference.messages import request, strange
 ELEMENTS = st.lists(st.binary(max_size=20), max_size=6)
 
 
+@settings(max_examples=100)  # with fewer a planted fault may not show
 @given(ELEMENTS)
 def test_elements_come_back_and_are_triton_s(elements: list[bytes]) -> None:
     raw = join("BYTES", elements)
@@ -34,6 +35,7 @@ def test_numbers_are_numpy_s(floats: list[float], counts: list[int]) -> None:
     assert join("UINT32", counts) == np.array(counts, np.uint32).tobytes()
 
 
+@settings(max_examples=100)  # with fewer a planted fault may not show
 @given(st.binary(max_size=40), st.integers(0, 5))
 def test_raw_bytes_are_read_to_the_last_or_refused(raw: bytes, count: int) -> None:
     with suppress(InvalidRequest):
