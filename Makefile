@@ -9,6 +9,9 @@ EXTRAS ?=
 # More flags for `make serve`: make serve ARGS="--port 0 --model DIR"
 ARGS ?=
 
+# Processes that the tests of `make test` run in, each with its own servers: make test WORKERS=4
+WORKERS ?= 2
+
 # Without bytecode each process of the tests would compile all that it imports, and pytest rewrite all assertions.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -55,7 +58,7 @@ serve: setup ## Serve the demo model on 127.0.0.1:50051 (flags: ARGS="...")
 	$(BIN)/quire serve $(ARGS)
 
 test: setup-dev lint check-proto ## Lint, types, tests (9 to 25 minutes on 2 cores, once installed)
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-slow: setup-dev ## The tests that `make test` leaves out, all examples of the laws (35 to 80 minutes; TEST_PART=0/3)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
