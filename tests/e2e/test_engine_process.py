@@ -74,16 +74,20 @@ class Serving:
 
 
 @contextmanager
-def serving(mode: str, *flags: str, forked: bool = False) -> Iterator[Serving]:
+def serving(mode: str, *flags: str, forked: bool = False, **variables: str) -> Iterator[Serving]:
     """Starts the installed command, unless it may be forked: where neither its imports nor its start are looked at."""
-    with temporary_directory() as place, running_server(*FLAGS[mode], *flags, forked=forked) as server:
+    with temporary_directory() as place, running_server(*FLAGS[mode], *flags, forked=forked, **variables) as server:
         yield Serving(mode, server, place)
 
 
 @pytest.fixture(scope="module", params=["process", pytest.param("ray", marks=pytest.mark.slow)])
 def shared(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    """For the tests that leave their server as it was."""
-    with serving(request.param, "--poison-freed-pages", "--kv-cache-memory", "128MiB") as running:
+    """For the tests that leave their server as it was.
+
+    Its engine has one thread: two would wait for each other at each step while other tests have the processors. Servers
+    of single tests have as many as the machine.
+    """
+    with serving(request.param, "--poison-freed-pages", "--kv-cache-memory", "128MiB", OMP_NUM_THREADS="1") as running:
         yield running
 
 
