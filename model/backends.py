@@ -39,9 +39,7 @@ def choose_backend(
     gpu = settings.backend == "triton" or (not insisting and device != "cpu")
     try:
         if gpu:
-            if ranks.shard.size > 1:
-                raise NoKernels("they are for a model that is not divided among ranks")
-            return _open_gpu(config, settings, dtype, kv_dtype, device)
+            return _open_gpu(config, settings, dtype, kv_dtype, device, ranks)
         return _open_cpu(config, settings, dtype, kv_dtype, device, ranks)
     except NoKernels as reason:
         if insisting:
@@ -50,7 +48,9 @@ def choose_backend(
         return plain
 
 
-def _open_gpu(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str) -> Backend:
+def _open_gpu(
+    config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str, ranks: Ranks
+) -> Backend:
     """Opens the GPU's back end.
 
     Raises:
@@ -64,7 +64,7 @@ def _open_gpu(config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype
         from model.gpu.backend import open_gpu_backend
     except ImportError as error:
         raise NoKernels(f"{error.name} is not installed") from None
-    return open_gpu_backend(config, settings, dtype, kv_dtype, device)
+    return open_gpu_backend(config, settings, dtype, kv_dtype, device, ranks)
 
 
 def _open_cpu(

@@ -127,6 +127,7 @@ KERNELS: Mapping[str, Callable[[Arguments], Work]] = {
     "norm_rows": _norm,
     "rotate_rows": _rotate,
     "gate_rows": _operands(ROWS, "gate_up", "out"),
+    "add_ranks": _operands(ROWS, "parts", "out"),
     "write_slots": _write,
     "attend_pieces": _attend,
     "join_parts": _join,

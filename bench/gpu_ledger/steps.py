@@ -22,7 +22,7 @@ from model.footprint import shape_of
 from model.forward import ForwardBatch, Model
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.draws import start_draws
-from model.gpu.graphs import GraphDecoder, Recorder
+from model.gpu.graphs import GraphDecoder, Recorder, why_not
 from model.gpu.parts import with_kernels
 from model.gpu.tuning import tuning_for
 from model.parallel.collective import ONE_RANK, Collective, Ranks
@@ -51,7 +51,7 @@ class LedgerEngine:
         Args:
             model: The model.
             layers: Its number of layers.
-            recorder: Records graphs. None: steps run launch by launch.
+            recorder: Records graphs. None: steps run launch by launch, as those of ranks do.
             collective: Collectives of its ranks.
         """
         shard = Shard(0, model.ranks)
@@ -61,7 +61,7 @@ class LedgerEngine:
         attention = TritonAttention(
             own.kv_layout(PAGE, DTYPE), 1, own.heads, DTYPE, HOST, DTYPE, own.scale, own.soft_cap, tuning
         )
-        if recorder is None:
+        if recorder is None or why_not(decoder) is not None:
             return LedgerEngine(decoder, attention)
         sizes = StepSizes(SEQUENCES, CONTEXT, STEP_TOKENS)
         return LedgerEngine(GraphDecoder(decoder, attention, sizes, recorder), attention)
@@ -120,8 +120,12 @@ class CountedCollective:
     name: str = "counted"
 
     def sum(self, x: Tensor) -> Tensor:
-        self.add("sum", Work(SUM, linked=2 * x.nbytes * (self.shard.size - 1) / self.shard.size))
-        return x
+        return self.all_gather(x)[0]
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Counts the bytes of a ring's sum, though parts that a kernel adds up are more: the floor is of any code."""
+        self.add("all_gather", Work(SUM, linked=2 * x.nbytes * (self.shard.size - 1) / self.shard.size))
+        return x.new_empty((self.shard.size, *x.shape))
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         self.add("gather", Work(SUM, linked=x.itemsize * len(x) * (sum(widths) - widths[0])))

@@ -12,7 +12,7 @@ from bench.gpu_ledger.published import MeasuredStep
 from bench.gpu_ledger.steps import LedgerStep, step_of
 
 PARTS = (PRODUCT, ATTENTION, MIXTURE, ROWS, SAMPLER)
-NOT_DIVIDED = "not supported on the kernels yet"
+NOT_DIVIDED = "not predicted"
 
 
 def tables() -> dict[str, str]:
@@ -44,11 +44,12 @@ def _ledger_row(model: LedgerModel, regime: Regime, step: LedgerStep, times: dic
     sizes = [step.total(of) for of in (lambda work: work.weights, lambda work: work.kv, lambda work: work.activations)]
     work = [", ".join(f"{size / 1e9:.2f}" for size in sizes), f"{step.total(lambda work: work.operations) / 1e12:.2f}"]
     least = f"{_ms(floor.seconds)} {max(limits, key=limits.__getitem__)}"
-    if model.ranks > 1:
-        return [str(regime), "", *work, least, "", "", NOT_DIVIDED, ""]
+    launches = f"{step.count:,}, {outside:,}"
+    if model.ranks > 1:  # no exchange of ranks was ever timed
+        return [str(regime), launches, *work, least, "", "", NOT_DIVIDED, ""]
     device, taken = device_seconds(step, regime, H100, published.rates()), times[host.case_of(model, regime)]
     row = [
-        str(regime), f"{step.count:,}, {outside:,}", *work, least, _ms(device),
+        str(regime), launches, *work, least, _ms(device),
         f"{_ms(taken.launched)} → {_ms(taken.engine)}",
     ]  # fmt: skip
     if (held := held_bytes(model, regime)) > H100.capacity:

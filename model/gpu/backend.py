@@ -27,6 +27,8 @@ from model.gpu.mixtures import run_all_tiles
 from model.gpu.parts import with_kernels
 from model.gpu.states import why_not as why_no_states
 from model.gpu.working_memory import CudaMemory, measure_steps
+from model.parallel.collective import ONE_RANK, Ranks
+from model.parallel.unconnected import unconnected
 from model.sampling.sampler import LogitOps, Starter
 from model.settings import ModelSettings
 from model.weight_formats.activations import RoundedFormat, RoundedProduct, RowRounding
@@ -114,7 +116,8 @@ class TritonBackend:
         return made
 
     def working_memory(self, decoder: Decoder, config: ModelConfig, layout: KVLayout, sizes: StepSizes) -> int:
-        made = with_kernels(decoder)
+        # Without the other ranks: one whose memory does not suffice raises, and no rank waits for it.
+        made = unconnected(with_kernels(decoder))
         graph_tokens = 0 if why_no_graphs(made) else sizes.rows if layout.states.pages else most_graph_tokens(sizes)
         found = measure_steps(
             made, lambda: self.attention(config, layout, 1), layout, config.rotary_axes, CudaMemory(), sizes,
@@ -141,16 +144,17 @@ class TritonBackend:
 
 
 def open_gpu_backend(
-    config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str
+    config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str, ranks: Ranks = ONE_RANK
 ) -> TritonBackend:
     """Opens the GPU back end for a model, on a CUDA device.
 
     Args:
-        config: The model.
+        config: The model, undivided.
         settings: Settings with the page size.
         dtype: Type of the weights.
         kv_dtype: Type of the KV cache.
         device: Name of the device.
+        ranks: Ranks that the model is divided among.
 
     Raises:
         NoKernels: The device, the model or a setting has no kernels.
@@ -158,10 +162,11 @@ def open_gpu_backend(
     major, minor = torch.cuda.get_device_capability()
     if major < LEAST_CAPABILITY:
         raise NoKernels(f"the device has compute capability {major}.{minor}, below {LEAST_CAPABILITY}.0")
-    layout = config.kv_layout(settings.page_size, kv_dtype)
+    own = ranks.shard.of(config)
+    layout = own.kv_layout(settings.page_size, kv_dtype)
     if reason := why_not(layout):
         raise NoKernels(reason)
-    if reason := why_no_states(config.recurrent):
+    if reason := why_no_states(own.recurrent):
         raise NoKernels(reason)
     if config.slopes:
         raise NoKernels("scores have a bias by distance (ALiBi)")
@@ -169,7 +174,7 @@ def open_gpu_backend(
     backend = TritonBackend(dtype, kv_dtype, on, Scratch(getattr(torch, dtype), on))
     backend.compilations.watch()
     try:
-        backend.attention(config, layout, 1)
+        backend.attention(own, layout, 1)
     except Exception as error:  # Triton needs a C compiler, a cache directory, an assembler for the device
         raise NoKernels(f"Triton cannot compile them: {type(error).__name__}: {error}") from error
     log.info("attention: Triton's kernels on %s, compute capability %d.%d", torch.cuda.get_device_name(), major, minor)

@@ -27,6 +27,7 @@ from model.forward import ForwardBatch, ForwardOutput, ImageEncoder
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.pieces import FEW, SHARED
 from model.gpu.plan import MIXED
+from model.parallel.collective import Gathered, Summed
 from model.rope import Rope
 
 log = logging.getLogger("quire.model")
@@ -66,6 +67,9 @@ def why_not(part: object) -> str | None:
         return "which experts a step needs is known only when it runs"
     if isinstance(part, Rope) and part.axes:
         return "its rotary embedding turns by several axes, graphs have the position in the sequence alone"
+    # A graph could hold NCCL's exchanges, but a failure inside one was never tried on devices.
+    if isinstance(part, Summed | Gathered):
+        return "it is divided among ranks, whose exchanges are not recorded"
     if isinstance(part, list | tuple):
         parts: Sequence[object] = part
     elif is_dataclass(part):

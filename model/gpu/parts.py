@@ -11,10 +11,14 @@ from model.blocks import Experts, GatedMLP, PreNorm, SelfAttention
 from model.decoder import Decoder
 from model.forward import ForwardBatch
 from model.gpu.mixtures import KernelExperts, silu_gated
-from model.gpu.rows import norm_rows, rotate_rows
+from model.gpu.rows import add_ranks, norm_rows, rotate_rows
 from model.layers import RMSNorm, silu
+from model.parallel.collective import Summed
 
 Part = TypeVar("Part")
+
+BLOCK = 1024
+"""Elements of a sum of ranks that a program makes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +117,17 @@ class KernelPreNorm(PreNorm):
         return x + self.mlp(normal, batch)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelSummed(Summed):
+    """`Summed` whose sum is a kernel, in the order of ranks: the bits are those of `Collective.sum`."""
+
+    def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
+        parts = self.collective.all_gather(self.part(x, batch))
+        out = torch.empty(parts.shape[1:], dtype=parts.dtype, device=parts.device)
+        add_ranks[(triton.cdiv(out.numel(), BLOCK),)](parts, out, out.numel(), RANKS=len(parts), BLOCK=BLOCK)
+        return out
+
+
 def with_kernels(decoder: Decoder) -> Decoder:
     """Returns the decoder with kernels for the parts that have some."""
     return replace(decoder, layers=[_changed(layer) for layer in decoder.layers], norm=_changed(decoder.norm))
@@ -125,6 +140,8 @@ def _changed(part: Any) -> Any:
         return KernelNorm(part.weight, part.eps)
     if not is_dataclass(part) or isinstance(part, type):
         return part
+    if type(part) is Summed:
+        return KernelSummed(_changed(part.part), part.collective)
     if type(part) is Experts and (mixture := KernelExperts.of(part)) is not None:
         return replace(mixture, router_norm=_changed(mixture.router_norm), norm=_changed(mixture.norm))
     inner = {field.name: _changed(getattr(part, field.name)) for field in fields(part)}

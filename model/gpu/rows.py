@@ -1,4 +1,4 @@
-"""Kernels on single tokens of a layer: norms, rotation, gates. In float32, rounded once."""
+"""Kernels on single tokens of a layer: norms, rotation, gates, sums of ranks. In float32, rounded once."""
 
 import triton
 import triton.language as tl
@@ -118,3 +118,22 @@ def gate_rows(gate_up, out, width, BLOCK: tl.constexpr):
     up = tl.load(gate_up + (row * 2 + 1) * width + place, mask=there, other=0.0).to(tl.float32)
     made = gate / (1.0 + tl.exp2(-gate * LOG2E)) * up
     tl.store(out + row * width + place, made.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["count"])
+def add_ranks(parts, out, count, RANKS: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds up the parts of ranks, in their order. Grid: (count in BLOCKs,).
+
+    Args:
+        parts: [RANKS, count], any float dtype.
+        out: [count].
+        count: Elements of a part.
+        RANKS: The number of ranks.
+        BLOCK: Elements of a program.
+    """
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = place < count
+    total = tl.load(parts + place, mask=there, other=0.0).to(tl.float32)
+    for rank in range(1, RANKS):
+        total += tl.load(parts + rank * count.to(tl.int64) + place, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=there)

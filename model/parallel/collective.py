@@ -29,6 +29,9 @@ class Collective(Protocol):
     def sum(self, x: Tensor) -> Tensor:
         """Returns the sum of all ranks' x [tokens, width], in x's dtype, on all ranks."""
 
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Returns all ranks' x [tokens, width] as [ranks, tokens, width], on all ranks, for a sum by the same law."""
+
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """Returns all ranks' x [n, widths[rank]] side by side on rank 0, and x on the others."""
 

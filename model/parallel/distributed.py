@@ -57,29 +57,30 @@ class Distributed:
         self._group._set_default_timeout(timedelta(seconds=START_SECONDS))
 
     def sum(self, x: Tensor) -> Tensor:
-        parts = self._exchanged(x)
+        parts = self.all_gather(x)
         total = parts[0].float()
         for part in parts[1:]:
             total = total + part.float()
         return total.to(x.dtype)
 
-    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        width = max(widths)
-        parts = self._exchanged(x if x.shape[1] == width else F.pad(x, (0, width - x.shape[1])))
-        if self._starts:  # a step ends with `gather`, so the first is done
-            self._starts = False
-            self._group._set_default_timeout(self._seconds)
-        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
-
-    def _exchanged(self, x: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.shard.size)]
+    def all_gather(self, x: Tensor) -> Tensor:
+        # Into one tensor: NCCL would copy each part out of it. gloo takes ranks and rows as one dimension alone.
+        parts = x.new_empty((self.shard.size * len(x), x.shape[1]))
         try:
-            self._group.allgather([parts], [x.contiguous()]).wait()
+            self._group._allgather_base(parts, x.contiguous()).wait()
         except RuntimeError as error:
             raise RankLost(self._reason(error)) from None
         if self._why:
             raise RankLost(self._why)
-        return parts
+        return parts.view(self.shard.size, *x.shape)
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        width = max(widths)
+        parts = self.all_gather(x if x.shape[1] == width else F.pad(x, (0, width - x.shape[1])))
+        if self._starts:  # a step ends with `gather`, so the first is done
+            self._starts = False
+            self._group._set_default_timeout(self._seconds)
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
 
     def _reason(self, error: RuntimeError) -> str:
         """Returns the reason of a failure: the watch's, which sees it at the same time and knows the rank."""

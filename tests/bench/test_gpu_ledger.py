@@ -98,6 +98,12 @@ def test_ranks_add_up_twice_a_layer_and_have_an_eighth_of_the_matrices() -> None
     logits = 64 * VOCABULARY * 7 / 8 * 2
     assert step.total(lambda work: work.linked) == pytest.approx(sums + logits, rel=1e-9)
     assert floor_of(step, H100).seconds == pytest.approx(step.total(lambda work: work.weights + work.kv) / 3.35e12)
+    names = Counter[str]()
+    for launch, count in step.launches.items():
+        names[launch.name] += count
+    assert names["all_gather"] == names["add_ranks"] == 2 * layers
+    assert step.count == 16 * layers + 9, "those of one device, and an exchange and a kernel for each sum"
+    assert step.graphs == 0
 
 
 @pytest.mark.parametrize("shared", [0, 20], ids=["nothing shared", "320 tokens shared by all"])

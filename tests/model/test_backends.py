@@ -9,9 +9,10 @@ import pytest
 import torch
 from transformers import GPT2Config, MixtralConfig, Olmo2Config, OPTConfig, PhiConfig, Qwen3MoeConfig
 
+from cache_manager.layout import KVLayout
 from model.backend import Backend
 from model.backends import choose_backend
-from model.config import read_config
+from model.config import ModelConfig, read_config
 from model.cpu.attention_backend import CpuAttention
 from model.cpu.decoder import CompiledDecoder
 from model.decoder import Decoder
@@ -19,6 +20,8 @@ from model.forward import ForwardBatch
 from model.gpu.backend import TritonBackend
 from model.gpu.states import why_not as why_no_states
 from model.loading import LoadedModel, load
+from model.parallel.collective import Ranks
+from model.parallel.shard import Shard
 from model.reference.attention_backend import ReferenceAttention
 from model.reference.backend import TorchBackend
 from model.settings import ModelSettings
@@ -152,6 +155,22 @@ def test_on_a_gpu_its_kernels_where_they_can(
     assert f"The GPU's kernels are not used: {reason}" in caplog.text
     with pytest.raises(ValueError, match=f"--backend is 'triton': {reason}"):
         chosen("triton")
+
+
+def test_ranks_on_gpus_have_its_kernels_for_their_own_heads(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = list[tuple[int, int]]()
+
+    def attention(_: TritonBackend, config: ModelConfig, layout: KVLayout, pages: int) -> None:
+        prepared.append((config.heads, layout.groups[0].shape.heads))
+
+    monkeypatch.setattr(TritonBackend, "attention", attention)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
+    config, settings = read_config(tiny), ModelSettings(backend="triton")
+    for size in (1, 2, 4):
+        ranks = Ranks(Shard(size - 1, size))
+        assert type(choose_backend(config, settings, "float32", "float32", "cuda", ranks)) is TritonBackend
+    assert prepared == [(4, 2), (2, 1), (1, 1)]
 
 
 @pytest.mark.parametrize("kind", ["qwen3.5", "kimi-linear", "granite-hybrid", "falcon-h1", "lfm2", "mamba2"])

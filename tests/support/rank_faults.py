@@ -16,17 +16,17 @@ from torch import Tensor
 FAULT = "QUIRE_TEST_RANK_FAULT"  # of a follower: name and file of its fault
 LONG = timedelta(hours=1)
 
-Fault = Callable[[Any, list[list[Tensor]], list[Tensor]], Any]
+Fault = Callable[[Any, Tensor, Tensor], Any]
 
 
-def _raises(group: Any, parts: list[list[Tensor]], x: list[Tensor]) -> Any:
+def _raises(group: Any, parts: Tensor, x: Tensor) -> Any:
     raise RuntimeError("planted: connection reset by peer")
 
 
-def _smaller(group: Any, parts: list[list[Tensor]], x: list[Tensor]) -> Any:
+def _smaller(group: Any, parts: Tensor, x: Tensor) -> Any:
     """Makes half of the exchange, as a rank that computes another step."""
-    half = x[0].numel() // 2
-    return group.allgather([[part.flatten()[:half] for part in parts[0]]], [x[0].flatten()[:half]])
+    half = x.numel() // 2
+    return group._allgather_base(parts.flatten()[: half * (len(parts) // len(x))], x.flatten()[:half])
 
 
 FAULTS: dict[str, Fault] = {"raises": _raises, "smaller": _smaller}
@@ -38,10 +38,10 @@ class FailingGroup:
     def __init__(self, group: Any, fault: Fault, file: Path) -> None:
         self._group, self._fault, self._file = group, fault, file
 
-    def allgather(self, parts: list[list[Tensor]], x: list[Tensor]) -> Any:
+    def _allgather_base(self, parts: Tensor, x: Tensor) -> Any:
         if self._file.exists():
             return self._fault(self._group, parts, x)
-        return self._group.allgather(parts, x)
+        return self._group._allgather_base(parts, x)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
@@ -54,8 +54,8 @@ class LikeNccl:
         """`group` is one of gloo without a timeout of its own."""
         self._group, self._timeout = group, LONG
 
-    def allgather(self, parts: list[list[Tensor]], x: list[Tensor]) -> "Unraised":
-        return Unraised(self._group.allgather(parts, x), self._timeout)
+    def _allgather_base(self, parts: Tensor, x: Tensor) -> "Unraised":
+        return Unraised(self._group._allgather_base(parts, x), self._timeout)
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout

@@ -13,7 +13,11 @@ from model.blocks import Experts, GatedMLP, SelfAttention
 from model.embedding_table import PlainTable
 from model.forward import ForwardBatch, ForwardOutput
 from model.gpu.graphs import GraphDecoder, sizes_of_graphs, sizes_of_steps, why_not
+from model.gpu.parts import KernelSummed
 from model.layers import silu
+from model.parallel.collective import Gathered, Summed
+from model.parallel.shard import Shard
+from model.parallel.unconnected import Unconnected
 from model.rope import Rope
 from model.routing import Routing
 from tests.support.sectioned import in_turn
@@ -40,6 +44,12 @@ def test_a_model_that_turns_by_several_axes_is_not_recorded() -> None:
     attention = SelfAttention(0, 1, 1, 8, abs, abs, rope)
     assert why_not([attention]) is None
     assert "several axes" in (why_not([replace(attention, rope=in_turn(rope))]) or "")
+
+
+def test_a_model_that_is_divided_among_ranks_is_not_recorded() -> None:
+    alone = Unconnected(Shard(0, 2))
+    for part in (Summed(abs, alone), KernelSummed(abs, alone), Gathered(abs, [1, 1], alone)):  # type: ignore[arg-type]
+        assert "ranks" in (why_not([part]) or "")
 
 
 class Attention:

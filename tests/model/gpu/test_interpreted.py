@@ -8,15 +8,16 @@ import torch
 from tests.support.interpreted import ROOT, SECONDS, check_interpreted
 
 FOLDER = Path("tests/model/gpu/kernels")
-MODELS = ("test_model.py", "test_working_memory.py")
-"""Files with whole models, which take half of the time."""
+MODELS, RANKS = ("test_model.py", "test_working_memory.py"), ("test_ranks.py",)
+"""Files with whole models, which take most of the time."""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="they run on the GPU")
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.slow
 @pytest.mark.every_part
-@pytest.mark.parametrize("models", [False, True], ids=["kernels", "models"])
-def test_kernels_in_the_interpreter(models: bool) -> None:
-    files = sorted(file.name for file in (ROOT / FOLDER).glob("test_*.py"))
-    check_interpreted(*(str(FOLDER / file) for file in files if (file in MODELS) == models))
+@pytest.mark.parametrize("part", ["kernels", "models", "ranks"])
+def test_kernels_in_the_interpreter(part: str) -> None:
+    apart = {"models": MODELS, "ranks": RANKS}
+    others = {file.name for file in (ROOT / FOLDER).glob("test_*.py")}.difference(*apart.values())
+    check_interpreted(*(str(FOLDER / file) for file in apart.get(part, sorted(others))))

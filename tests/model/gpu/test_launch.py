@@ -29,11 +29,13 @@ from model.gpu.expert_product import multiply_experts
 from model.gpu.group_linear import MOST_ROWS, GroupProduct
 from model.gpu.group_product import multiply_groups, unpack_groups
 from model.gpu.mixtures import run_all_tiles, silu_gated
-from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention
+from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention, KernelSummed
 from model.gpu.recurrence import convolve_pieces, keep_windows, recur_tokens
-from model.gpu.rows import gate_rows, norm_rows, rotate_rows
+from model.gpu.rows import add_ranks, gate_rows, norm_rows, rotate_rows
 from model.gpu.sampler import draw_blocks, join_draws, join_summaries, summarise_blocks
 from model.layers import silu
+from model.parallel.shard import Shard
+from model.parallel.unconnected import Unconnected
 from model.recurrent import ConvolutionShape, ScanShape
 from model.rope import Rope, frequencies
 from model.weight_formats.groups import GroupFormat
@@ -86,6 +88,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], int]:
         convolve_pieces,
         keep_windows,
         recur_tokens,
+        add_ranks,
         gate_rows,
         norm_rows,
         rotate_rows,
@@ -191,12 +194,22 @@ def test_parts_and_sampler_are_compiled_once(compiled: Callable[[Any], int]) -> 
         x = torch.randn(rows, 512, dtype=torch.bfloat16)
         norm.of_sum(x, x)
         KernelGatedMLP(lambda x, *_: x, lambda x, *_: x, silu)(x)
+        KernelSummed(lambda x, *_: x, Unconnected(Shard(0, 2)))(x)
         step = type("Step", (), {"positions": torch.arange(rows)})()
         attention.rotate(x.view(rows, 8, 64)[:, :6], step)
         logits = torch.randn(rows, 9000)
         ops.summary(logits)
         ops.draw(logits, draws_of(list(range(rows)), 1.0))
-    for kernel in (norm_rows, gate_rows, rotate_rows, summarise_blocks, join_summaries, draw_blocks, join_draws):
+    for kernel in (
+        norm_rows,
+        gate_rows,
+        add_ranks,
+        rotate_rows,
+        summarise_blocks,
+        join_summaries,
+        draw_blocks,
+        join_draws,
+    ):
         assert compiled(kernel) == 1, kernel
 
 

@@ -90,6 +90,28 @@ def test_sums_are_in_the_order_of_ranks(kind: str, size: int, dtype: torch.dtype
 
 
 @each_kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_ranks_get_all_parts(kind: str, dtype: torch.dtype) -> None:
+    """Between sums, in the same order on all ranks; one of them has no rows."""
+    shapes = [(5, 48), (0, 16), (70, 96), (1, 7)]
+
+    def do(rank: int, one: Collective) -> list[Tensor]:
+        made = []
+        for i, shape in enumerate(shapes):
+            made += [one.all_gather(part_of(rank, i, *shape, dtype)), one.sum(part_of(rank, i, *shape, dtype))]
+        return made
+
+    with group(kind, 3) as members:
+        made = together(members, do)
+    for found in made:
+        for i, shape in enumerate(shapes):
+            expected = torch.stack([part_of(rank, i, *shape, dtype) for rank in range(3)])
+            assert found[2 * i].dtype == dtype
+            assert torch.equal(found[2 * i], expected)
+            assert torch.equal(found[2 * i + 1], sum_of(3, i, *shape, dtype))
+
+
+@each_kind
 def test_rank_0_gets_all_side_by_side(kind: str) -> None:
     widths = [32, 7, 40]
     with group(kind, 3) as members:
@@ -207,9 +229,8 @@ class FakeNccl:
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.timeouts.append(timeout)
 
-    def allgather(self, parts: list[list[Tensor]], x: list[Tensor]) -> "FakeNccl":
-        for part in parts[0]:
-            part.copy_(x[0])
+    def _allgather_base(self, parts: Tensor, x: Tensor) -> "FakeNccl":
+        parts.view(-1, *x.shape).copy_(x)
         return self
 
     def wait(self) -> None:
