@@ -22,6 +22,7 @@ from model.gpu import attention_backend
 from model.gpu import backend as gpu_backend
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.backend import open_gpu_backend
+from model.gpu.mixtures import mixtures_of
 from model.gpu.parts import KernelSummed
 from model.loading import LoadedModel, load
 from model.memory import MemoryFound
@@ -44,6 +45,7 @@ NEW = 3
 NEAR = 1e-4
 """Between degrees, as in tests/model/parallel/test_parity.py."""
 
+MIXTURES = ("deepseek-v2", "qwen3-moe", "gpt-oss", "minimax-m2", "granite-hybrid")
 in_threads = pytest.mark.skipif(not INTERPRETED, reason="ranks need a GPU each")
 choose_backend = loading.choose_backend
 
@@ -142,6 +144,7 @@ def test_ranks_compute_what_the_reference_does(kind: str, ranks: int, quantizati
         sums = [part for part in parts_of(computer.model) if isinstance(part, Summed)]
         assert sums
         assert all(type(part) is KernelSummed for part in sums)
+        assert any(mixtures_of(computer.model)) == (kind in MIXTURES)
     expected, one = (run(directory, degree, "reference", quantization) for degree in (ranks, 1))
     assert found.loaded.numerics != expected.loaded.numerics
     assert found.loaded.numerics.endswith(b" 1/%d" % ranks)
