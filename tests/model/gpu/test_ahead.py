@@ -1,10 +1,10 @@
-"""Every kernel that ships, compiled for GPUs that are not here: nothing is spilled but a few registers of attention's,
-memory is read in whole 16 bytes, matrix products are those of the device, and what a program needs is there.
+"""Every kernel that ships, compiled for GPUs that are not here: no loop spills, memory is read in whole 16 bytes,
+products of matrices are those of the device, and what a program needs is there.
 
 Without an assembler's word on it a kernel can be correct and many times too slow.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -18,37 +18,40 @@ from model.gpu.group_product import E2M1_BITS, INTEGERS, TABLE, multiply_groups
 from model.gpu.rows import gate_rows, norm_rows, rotate_rows
 from model.gpu.sampler import BLOCK, draw_blocks, join_draws, join_summaries, summarise_blocks
 from model.gpu.tuning import ELEMENTS, TileSizes, tuning_for
-from tests.model.gpu.ahead import Compiled, compile_for
+from tests.model.gpu.ahead import Compiled, Device, compile_for
 
 pytestmark = pytest.mark.slow
 
 CAPABILITIES = (80, 90, 100)
-SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+SHARED: dict[Device, int] = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024} | {
+    "gfx942": 64 * 1024, "gfx950": 160 * 1024,
+}  # fmt: skip
 """Bytes that a program can have."""
-SPILLED = 24
-"""Bytes that an attention kernel may spill: three registers, each stored once and loaded once.
+SPILLED = 64
+"""Bytes that a thread of attention may spill, 16 registers, none of them in an innermost loop. No other kernel may.
 
-Triton 3.7 spills 8 to 24 bytes in 6 of the shapes below, Triton 3.6 in 5. The disassembly of each has the stores before
-the loop over keys and the loads after it: they cost once for a piece of work, and the loop has 500 to 1,900
-instructions for each tile of keys. Within the loop these 6 would be about 1 % of it.
+The harm decides. Triton 3.7.1 spills 8 to 24 bytes in 5 of the shapes below, Triton 3.6.0 8 to 56 bytes: all of them
+outside the loop over keys, where a register is stored once and loaded once for a piece of work. That is two
+instructions beside 500 to 1,900 for each tile of keys. In the loop they would be waited for with each tile.
 """
-SPILLED_OF_EIGHT_BITS_256_WIDE = 64
-"""Triton 3.6 spills 8 registers there, likewise outside the loop, which has 1,900 instructions for each tile."""
 
 FLOATS = {"float32": ("*fp32", tl.float32), "half": ("*bf16", tl.bfloat16), "eight": ("*bf16", tl.bfloat16)}
 
 
+def float8(device: Device) -> Any:
+    """Returns the format of e4m3 on a device: AMD's convert it by its bits, as those below 8.9 do."""
+    return formats.FP8 if isinstance(device, int) and device >= 89 else formats.FP8_BITS
+
+
 def attention(
-    capability: int, elements: str, dim: int, sizes: TileSizes, divided: bool, looped: bool, group: int = 4,
-    capped: bool = False, page: int = 16, fp8: bool = True, rest: int = 0,
+    device: Device, elements: str, dim: int, sizes: TileSizes, divided: bool, looped: bool, group: int = 4,
+    capped: bool = False, page: int = 16, fp8: bool = True, rest: int = 0, registers: int | None = None,
 ) -> Compiled:  # fmt: skip
     floats, compute = FLOATS[elements]
     pages, format_ = floats, formats.PLAIN.value
     if elements == "eight":
         pages = "*u8"
-        format_ = formats.INT8.value
-        if fp8:
-            format_ = (formats.FP8 if capability >= 89 else formats.FP8_BITS).value
+        format_ = (float8(device) if fp8 else formats.INT8).value
     types = {
         "out": floats, "queries": floats, "keys": pages, "values": pages, "key_scales": "*fp32",
         "value_scales": "*fp32", "plan": "*i32", "header": "i32", "first_key": "*i32", "end_key": "*i32",
@@ -65,17 +68,18 @@ def attention(
         "LOOPED": looped, "SCORE_TYPE": compute, "VALUE_TYPE": compute,
     }  # fmt: skip
     aligned = ("query_stride", "query_head_stride", "page_stride", "scale_stride")
-    return compile_for(capability, attend_pieces, types, constants, aligned, sizes.warps, sizes.stages)
+    return compile_for(device, attend_pieces, types, constants, aligned, sizes.warps, sizes.stages, registers)
 
 
-def check(made: Compiled, capability: int, spilled: int = 0) -> None:
+def check(made: Compiled, device: Device, spilled: int = 0) -> None:
     """spilled: bytes at most."""
     assert made.spilled <= spilled, f"{made.spilled} bytes, {made.registers} registers"
-    assert made.shared <= SHARED[capability]
+    assert made.spilled_in_loops == 0, f"{made.spilled_in_loops} instructions of loops spill"
+    assert made.shared <= SHARED[device]
 
 
-def check_attention(made: Compiled, capability: int, elements: str, sizes: TileSizes, spilled: int = SPILLED) -> None:
-    check(made, capability, spilled)
+def check_attention(made: Compiled, capability: int, elements: str, sizes: TileSizes) -> None:
+    check(made, capability, SPILLED)
     assert "cp.async.cg.shared.global" in made.assembly, "keys and values are not copied asynchronously, 16 bytes each"
     if elements == "float32":
         return
@@ -93,12 +97,17 @@ def check_attention(made: Compiled, capability: int, elements: str, sizes: TileS
 def test_attention(capability: int, dim: int, elements: str) -> None:
     tuning = tuning_for("an unknown device", (capability // 10, 0), dim, elements)
     few, many, shared = tuning.few, tuning.many, tuning.shared
-    spilled = SPILLED_OF_EIGHT_BITS_256_WIDE if (elements, dim) == ("eight", 256) else SPILLED
     for sizes, divided, looped in (
         (few, True, True), (many, False, False), (many, True, False), (shared, True, True)
     ):  # fmt: skip
         made = attention(capability, elements, dim, sizes, divided, looped)
-        check_attention(made, capability, elements, sizes, spilled)
+        check_attention(made, capability, elements, sizes)
+
+
+def test_spills_of_a_loop_are_found() -> None:
+    """With 96 registers a thread the loop over keys cannot have its sums in registers."""
+    sizes = tuning_for("an unknown device", (9, 0), 128, "half").few
+    assert attention(90, "half", 128, sizes, True, True, registers=96).spilled_in_loops > 10
 
 
 @pytest.mark.parametrize(
@@ -134,22 +143,20 @@ def test_latent_attention(capability: int, heads: int, elements: str) -> None:
         check_attention(made, capability, elements, sizes)
 
 
+def joining(device: Device, dim: int) -> Compiled:
+    types = {"out": "*bf16", "partial_out": "*fp32", "partial_sums": "*fp32", "sinks": "*fp32", "joins": "*i32"}
+    return compile_for(device, join_parts, types, {"HEAD_DIM": dim, "PADDED_DIM": dim, "PARTS_AT_ONCE": 16})
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dim", [64, 256, 512])
 def test_joining_parts(capability: int, dim: int) -> None:
-    types = {"out": "*bf16", "partial_out": "*fp32", "partial_sums": "*fp32", "sinks": "*fp32", "joins": "*i32"}
-    made = compile_for(capability, join_parts, types, {"HEAD_DIM": dim, "PADDED_DIM": dim, "PARTS_AT_ONCE": 16})
+    made = joining(capability, dim)
     check(made, capability)
     assert "ld.global.v4" in made.assembly
 
 
-@pytest.mark.parametrize(
-    ("capability", "heads", "dim"),
-    [(80, 8, 128), (90, 8, 128), (100, 8, 128), (90, 32, 128), (90, 71, 64), (90, 2, 256), (80, 1, 576), (90, 1, 576)],
-)
-@pytest.mark.parametrize("format_", [formats.PLAIN, formats.INT8, formats.FP8])
-def test_writing_pages(capability: int, heads: int, dim: int, format_: Any) -> None:
-    """The last ones are latents."""
+def writing(device: Device, heads: int, dim: int, format_: Any) -> Compiled:
     pages = "*bf16" if format_ == formats.PLAIN else "*u8"
     types = {
         "keys": "*bf16", "values": "*bf16", "key_store": pages, "value_store": pages, "key_scales": "*fp32",
@@ -164,13 +171,22 @@ def test_writing_pages(capability: int, heads: int, dim: int, format_: Any) -> N
     aligned = (
         "key_stride", "key_head_stride", "value_stride", "value_head_stride", "page_stride", "scale_stride"
     )  # fmt: skip
-    made = compile_for(capability, write_slots, types, constants, aligned)
+    return compile_for(device, write_slots, types, constants, aligned)
+
+
+@pytest.mark.parametrize(
+    ("capability", "heads", "dim"),
+    [(80, 8, 128), (90, 8, 128), (100, 8, 128), (90, 32, 128), (90, 71, 64), (90, 2, 256), (80, 1, 576), (90, 1, 576)],
+)
+@pytest.mark.parametrize("format_", [formats.PLAIN, formats.INT8, formats.FP8])
+def test_writing_pages(capability: int, heads: int, dim: int, format_: Any) -> None:
+    """The last ones are latents."""
+    made = writing(capability, heads, dim, format_)
     check(made, capability)
     assert "ld.global.v" in made.assembly
 
 
-@pytest.mark.parametrize("width", [576, 4096, 16384])
-def test_norms(width: int) -> None:
+def norms(device: Device, width: int) -> Compiled:
     types = {
         "x": "*bf16", "added": "*bf16", "weight": "*bf16", "out": "*bf16", "summed": "*bf16", "inner": "i32",
         "stride": "i32", "inner_stride": "i32", "eps": "fp32",
@@ -178,14 +194,17 @@ def test_norms(width: int) -> None:
     wide = 1 << (width - 1).bit_length()
     constants = {"WIDTH": width, "PADDED_WIDTH": wide, "ADDED": True}
     warps = min(max(wide // 512, 1), 16)
-    made = compile_for(90, norm_rows, types, constants, ("stride", "inner_stride"), warps)
+    return compile_for(device, norm_rows, types, constants, ("stride", "inner_stride"), warps)
+
+
+@pytest.mark.parametrize("width", [576, 4096, 16384])
+def test_norms(width: int) -> None:
+    made = norms(90, width)
     check(made, 90)
     assert "ld.global.v4" in made.assembly
 
 
-@pytest.mark.parametrize(("heads", "pairs"), [(40, 64), (12, 32), (72, 32)])
-@pytest.mark.parametrize(("normed", "rest"), [(False, 0), (True, 0), (True, 64)])
-def test_rotation(heads: int, pairs: int, normed: bool, rest: int) -> None:
+def rotation(device: Device, heads: int, pairs: int, normed: bool, rest: int) -> Compiled:
     types = {
         "x": "*bf16", "query_weight": "*bf16", "key_weight": "*bf16", "positions": "*i64", "cos": "*bf16",
         "sin": "*bf16", "stride": "i32", "head_stride": "i32", "eps": "fp32",
@@ -194,19 +213,30 @@ def test_rotation(heads: int, pairs: int, normed: bool, rest: int) -> None:
         "QUERIES": heads - 8, "HEADS": heads, "PADDED_HEADS": 1 << (heads - 1).bit_length(), "PAIRS": pairs,
         "PADDED_PAIRS": pairs, "REST": rest, "PADDED_REST": max(rest, 1), "NORMED": normed,
     }  # fmt: skip
-    made = compile_for(90, rotate_rows, types, constants, ("stride", "head_stride"))
+    return compile_for(device, rotate_rows, types, constants, ("stride", "head_stride"))
+
+
+@pytest.mark.parametrize(("heads", "pairs"), [(40, 64), (12, 32), (72, 32)])
+@pytest.mark.parametrize(("normed", "rest"), [(False, 0), (True, 0), (True, 64)])
+def test_rotation(heads: int, pairs: int, normed: bool, rest: int) -> None:
+    made = rotation(90, heads, pairs, normed, rest)
     check(made, 90)
     assert "ld.global.v" in made.assembly
 
 
+def gates(device: Device) -> Compiled:
+    types = {"gate_up": "*bf16", "out": "*bf16", "width": "i32"}
+    return compile_for(device, gate_rows, types, {"BLOCK": 1024}, ("width",))
+
+
 def test_gates() -> None:
-    made = compile_for(90, gate_rows, {"gate_up": "*bf16", "out": "*bf16", "width": "i32"}, {"BLOCK": 1024}, ("width",))
+    made = gates(90)
     check(made, 90)
     assert "ld.global.v4" in made.assembly
 
 
 def groups(
-    capability: int, format_: Any, size: int, bits: int = 4, run: int = 0, floats: str = "*bf16", step: int = 0,
+    device: Device, format_: Any, size: int, bits: int = 4, run: int = 0, floats: str = "*bf16", step: int = 0,
     numbers: Any = tl.float16, indexed: bool = False,
 ) -> Compiled:  # fmt: skip
     """size: 0 for one group. run, step: 0 for those that the launch has where nothing is left over."""
@@ -223,7 +253,7 @@ def groups(
         "RUN": run or min(size or together, together), "STEP": step, "ROWS": TILE_ROWS, "OUTS": TILE_OUTPUTS,
         "SCALES": numbers, "OFFSETS": numbers, "INDEXED": indexed, "BIAS": True,
     }  # fmt: skip
-    return compile_for(capability, multiply_groups, types, constants, ("outputs", "width", "out_stride"), WARPS, STAGES)
+    return compile_for(device, multiply_groups, types, constants, ("outputs", "width", "out_stride"), WARPS, STAGES)
 
 
 def check_groups(made: Compiled, capability: int, loaded: int = 1) -> None:
@@ -245,8 +275,7 @@ def test_products_with_groups(capability: int, size: int, format_: Any, bits: in
 @pytest.mark.parametrize("size", [0, 32, 128])
 def test_products_with_groups_of_fp8(capability: int, size: int) -> None:
     """One group's scale and offset are loaded before the loop."""
-    format_ = formats.FP8 if capability >= 89 else formats.FP8_BITS
-    made = groups(capability, format_, size, bits=8)
+    made = groups(capability, float8(capability), size, bits=8)
     check_groups(made, capability, 1 if size else 3)
     assert ("e4m3x2" in made.assembly) == (capability >= 89)
 
@@ -261,7 +290,7 @@ def test_products_with_groups_of_fp8(capability: int, size: int) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_products_with_other_groups(capability: int, change: Mapping[str, Any]) -> None:
-    check_groups(groups(capability, **{"format_": INTEGERS, "size": 64} | change), capability)
+    check_groups(groups(capability, **{"format_": INTEGERS, "size": 64, **change}), capability)
 
 
 @pytest.mark.parametrize("capability", [*CAPABILITIES, 89])
@@ -285,29 +314,29 @@ def test_products_with_groups_in_float32(capability: int, bits: int) -> None:
 BLOCKS = {"tops": "*fp32", "tokens": "*i32", "stride": "i32", "vocabulary": "i32"}
 
 
-def test_summaries_of_logits() -> None:
-    """A vocabulary is a multiple of 16 more often than not; what begins at 16 bytes is read in whole ones then."""
-    types = BLOCKS | {"logits": "*fp32", "totals": "*fp32"}
-    made = compile_for(90, summarise_blocks, types, {"BLOCK": BLOCK}, ("stride", "vocabulary"))
-    check(made, 90)
-    assert "ld.global.v4" in made.assembly
+def summaries(device: Device) -> tuple[Compiled, Compiled]:
+    types: dict[str, str] = BLOCKS | {"logits": "*fp32", "totals": "*fp32"}
+    made = compile_for(device, summarise_blocks, types, {"BLOCK": BLOCK}, ("stride", "vocabulary"))
     types = {
         "tops": "*fp32", "tokens": "*i32", "totals": "*fp32", "best": "*fp32", "token": "*i64", "normal": "*fp32",
         "blocks": "i32",
     }  # fmt: skip
-    check(compile_for(90, join_summaries, types, {"PADDED_BLOCKS": 64}), 90)
+    return made, compile_for(device, join_summaries, types, {"PADDED_BLOCKS": 64})
 
 
-def test_draws() -> None:
+def draws(device: Device) -> tuple[Compiled, Compiled]:
     types = BLOCKS | {
         "logits": "*fp32", "rows": "*i64", "best": "*fp32", "keys": "*i64", "temperatures": "*fp32", "least": "*fp32",
     }  # fmt: skip
-    made = compile_for(90, draw_blocks, types, {"BLOCK": BLOCK}, ("stride", "vocabulary"))
-    check(made, 90)
-    assert "ld.global.v4" in made.assembly
-    check(
-        compile_for(
-            90, join_draws, {"tops": "*fp32", "tokens": "*i32", "token": "*i64", "blocks": "i32"}, {"PADDED_BLOCKS": 64}
-        ),
-        90,
-    )
+    made = compile_for(device, draw_blocks, types, {"BLOCK": BLOCK}, ("stride", "vocabulary"))
+    types = {"tops": "*fp32", "tokens": "*i32", "token": "*i64", "blocks": "i32"}
+    return made, compile_for(device, join_draws, types, {"PADDED_BLOCKS": 64})
+
+
+@pytest.mark.parametrize("kernels", [summaries, draws])
+def test_sampler(kernels: Callable[[Device], tuple[Compiled, Compiled]]) -> None:
+    """A vocabulary is a multiple of 16 more often than not; what begins at 16 bytes is read in whole ones then."""
+    blocks, joined = kernels(90)
+    check(blocks, 90)
+    check(joined, 90)
+    assert "ld.global.v4" in blocks.assembly

@@ -1,5 +1,6 @@
 """Kernels of mixtures of experts, compiled for GPUs that are not here, for the sizes of published models."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from model.gpu.expert_weights import ProductTiles as Tiles
 from model.gpu.group_linear import LINE, WARPS
 from model.gpu.group_product import E2M1_BITS, INTEGERS
 from model.gpu.mixtures import BLOCK
-from tests.model.gpu.ahead import Compiled, compile_for
+from tests.model.gpu.ahead import Compiled, Device, compile_for
 from tests.model.gpu.test_ahead import CAPABILITIES, SHARED, check
 
 pytestmark = pytest.mark.slow
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slow
 PLACES = {"factors": "*fp32", "tiles": "*i32", "order": "*i32", "outputs": "i32", "width": "i32"}
 
 
-def product(capability: int, sizes: Tiles, floats: str = "*bf16", direct: bool = False, whole: bool = True) -> Compiled:
+def product(device: Device, sizes: Tiles, floats: str = "*bf16", direct: bool = False, whole: bool = True) -> Compiled:
     types = PLACES | {
         "out": floats, "x": floats, "weight": floats, "weight_at": "*i64", "bias": floats, "bias_at": "*i64",
     }  # fmt: skip
@@ -29,9 +30,7 @@ def product(capability: int, sizes: Tiles, floats: str = "*bf16", direct: bool =
         "USED": 8, "DIRECT": direct, "WEIGH_INPUTS": False, "WEIGH_OUTPUTS": True, "BIAS": False, "WHOLE": whole,
         "ROWS": sizes.rows, "OUTS": sizes.outputs, "INNER": sizes.inputs,
     }  # fmt: skip
-    return compile_for(
-        capability, multiply_experts, types, constants, ("outputs", "width"), sizes.warps, sizes.stages
-    )  # fmt: skip
+    return compile_for(device, multiply_experts, types, constants, ("outputs", "width"), sizes.warps, sizes.stages)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +60,7 @@ def test_products_of_other_kinds(capability: int) -> None:
     assert odd.shared <= SHARED[capability]
 
 
-@pytest.mark.parametrize("capability", [*CAPABILITIES, 89])
-@pytest.mark.parametrize("rows", sorted(set(GROUP_ROWS)))
-@pytest.mark.parametrize(("format_", "bits"), [(INTEGERS, 4), (INTEGERS, 8), (E2M1_BITS, 4)])
-def test_products_with_groups(capability: int, rows: int, format_: Any, bits: int) -> None:
+def product_with_groups(device: Device, rows: int, format_: Any, bits: int) -> Compiled:
     types = PLACES | {
         "out": "*bf16", "x": "*bf16", "values": "*u8", "values_at": "*i64", "scales": "*i32", "scales_at": "*i64",
         "offsets": "*i32", "offsets_at": "*i64", "table": "*fp32", "bias": "*bf16", "bias_at": "*i64", "groups": "i32",
@@ -74,9 +70,14 @@ def test_products_with_groups(capability: int, rows: int, format_: Any, bits: in
         "FIRST": 0.0, "SIZE": 32, "RUN": 32, "STEP": LINE * 8 // bits, "SCALES": tl.bfloat16, "OFFSETS": None,
         "ROWS": rows, "OUTS": GROUP_OUTPUTS,
     }  # fmt: skip
-    made = compile_for(
-        capability, multiply_expert_groups, types, constants, ("outputs", "width"), WARPS, GROUP_STAGES
-    )  # fmt: skip
+    return compile_for(device, multiply_expert_groups, types, constants, ("outputs", "width"), WARPS, GROUP_STAGES)
+
+
+@pytest.mark.parametrize("capability", [*CAPABILITIES, 89])
+@pytest.mark.parametrize("rows", sorted(set(GROUP_ROWS)))
+@pytest.mark.parametrize(("format_", "bits"), [(INTEGERS, 4), (INTEGERS, 8), (E2M1_BITS, 4)])
+def test_products_with_groups(capability: int, rows: int, format_: Any, bits: int) -> None:
+    made = product_with_groups(capability, rows, format_, bits)
     check(made, capability)
     assert "cp.async.cg.shared.global" in made.assembly, "weights are not copied asynchronously, 16 bytes each"
 
@@ -95,23 +96,31 @@ PLAIN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("kind", CHOICES)
-def test_choices(capability: int, kind: str) -> None:
+def choice(device: Device, kind: str) -> Compiled:
     types = {
         "chosen": "*i32", "weights": "*fp32", "logits": "*bf16", "bias": "*fp32", "scales": "*fp32", "experts": "i32",
         "factor": "fp32", "least": "fp32",
     }  # fmt: skip
-    check(compile_for(capability, choose_experts, types, PLAIN | CHOICES[kind]), capability)
+    return compile_for(device, choose_experts, types, PLAIN | CHOICES[kind])
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("kind", CHOICES)
+def test_choices(capability: int, kind: str) -> None:
+    check(choice(capability, kind), capability)
+
+
+def orders_and_sums(device: Device) -> Iterator[Compiled]:
+    of_places = {"counts": "*i32", "chosen": "*i32", "places": "i32"}
+    yield compile_for(device, count_places, of_places, {"BLOCK": BLOCK})
+    types = of_places | {"order": "*i32", "tiles": "*i32", "most": "i32"}
+    for experts in (8, 128, 512):
+        yield compile_for(device, arrange_places, types, {"ROWS": 64, "EXPERTS": experts, "BLOCK": BLOCK})
+    types = {"out": "*bf16", "parts": "*bf16", "width": "i32"}
+    yield compile_for(device, add_places, types, {"USED": 8, "BLOCK": BLOCK})
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_orders_and_sums(capability: int) -> None:
-    of_places = {"counts": "*i32", "chosen": "*i32", "places": "i32"}
-    check(compile_for(capability, count_places, of_places, {"BLOCK": BLOCK}), capability)
-    types = of_places | {"order": "*i32", "tiles": "*i32", "most": "i32"}
-    for experts in (8, 128, 512):
-        constants = {"ROWS": 64, "EXPERTS": experts, "BLOCK": BLOCK}
-        check(compile_for(capability, arrange_places, types, constants), capability)
-    types = {"out": "*bf16", "parts": "*bf16", "width": "i32"}
-    check(compile_for(capability, add_places, types, {"USED": 8, "BLOCK": BLOCK}), capability)
+    for made in orders_and_sums(capability):
+        check(made, capability)

@@ -9,7 +9,7 @@ from model.gpu.heads_kind import power_of_two
 from model.gpu.recurrence import convolve_pieces, keep_windows, recur_tokens
 from model.gpu.state_plan import TILE_TOKENS
 from model.gpu.states import TILE_CHANNELS, tile_values
-from tests.model.gpu.ahead import Compiled, compile_for
+from tests.model.gpu.ahead import Compiled, Device, compile_for
 from tests.model.gpu.test_ahead import CAPABILITIES, check
 
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 PAGES = {"pool": "*fp32", "sources": "*i32", "sections": "i32", "page_stride": "i32"}
 
 
-def convolution(capability: int, channels: int, taps: int, biased: bool, activated: bool) -> Compiled:
+def convolution(device: Device, channels: int, taps: int, biased: bool, activated: bool) -> Compiled:
     types = PAGES | {
         "out": "*fp32", "x": "*fp32", "taps": "*fp32", "bias": "*fp32", "pieces": "*i32", "which": "i32",
         "offset": "i32", "stride": "i32",
@@ -26,11 +26,23 @@ def convolution(capability: int, channels: int, taps: int, biased: bool, activat
         "CHANNELS": channels, "TAPS": taps, "BIASED": biased, "ACTIVATED": activated, "TILE_TOKENS": TILE_TOKENS,
         "TILE_CHANNELS": TILE_CHANNELS,
     }  # fmt: skip
-    return compile_for(capability, convolve_pieces, types, constants, ("offset", "page_stride"))
+    return compile_for(device, convolve_pieces, types, constants, ("offset", "page_stride"))
+
+
+def windows(device: Device, channels: int, taps: int) -> Compiled:
+    types = PAGES | {
+        "x": "*fp32", "runs": "*i32", "segments": "*i32", "targets": "*i32", "which": "i32", "offset": "i32",
+        "stride": "i32",
+    }  # fmt: skip
+    inputs = taps - 1
+    constants = {
+        "CHANNELS": channels, "INPUTS": inputs, "PADDED_INPUTS": power_of_two(inputs), "TILE_CHANNELS": TILE_CHANNELS
+    }  # fmt: skip
+    return compile_for(device, keep_windows, types, constants, ("offset", "page_stride"))
 
 
 def recurrence(
-    capability: int, heads: int, groups: int, key_dim: int, value_dim: int, delta: bool, by_row: bool = False
+    device: Device, heads: int, groups: int, key_dim: int, value_dim: int, delta: bool, by_row: bool = False
 ) -> Compiled:
     types = PAGES | {
         "out": "*fp32", "queries": "*fp32", "keys": "*fp32", "values": "*fp32", "kept": "*fp32", "rates": "*fp32",
@@ -42,7 +54,7 @@ def recurrence(
         "VALUE_DIM": value_dim, "TILE_VALUES": tile_values(key_dim, value_dim), "BY_ROW": by_row, "DELTA": delta,
         "NORMALISED": delta, "SKIPPED": not delta,
     }  # fmt: skip
-    return compile_for(capability, recur_tokens, types, constants, ("page_stride",), warps=1)
+    return compile_for(device, recur_tokens, types, constants, ("page_stride",), warps=1)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -53,15 +65,7 @@ def recurrence(
 )
 def test_convolutions(capability: int, channels: int, taps: int, biased: bool, activated: bool) -> None:
     check(convolution(capability, channels, taps, biased, activated), capability)
-    types = PAGES | {
-        "x": "*fp32", "runs": "*i32", "segments": "*i32", "targets": "*i32", "which": "i32", "offset": "i32",
-        "stride": "i32",
-    }  # fmt: skip
-    inputs = taps - 1
-    constants = {
-        "CHANNELS": channels, "INPUTS": inputs, "PADDED_INPUTS": power_of_two(inputs), "TILE_CHANNELS": TILE_CHANNELS
-    }  # fmt: skip
-    made = compile_for(capability, keep_windows, types, constants, ("offset", "page_stride"))
+    made = windows(capability, channels, taps)
     check(made, capability)
     assert made.assembly.count("bar.sync") >= 1, "reading, then writing"
 
