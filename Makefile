@@ -17,6 +17,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# The oldest Triton that pyproject.toml allows, which is that of torch 2.11: tests compile kernels with it too.
+OLDEST_TRITON := 3.6.0
 # Runs what follows without the lines that say what is there already; its exit status stays that of what follows.
 NEWS_OF := bash -o pipefail -c '"$$0" "$$@" | grep --line-buffered -v "^Requirement already satisfied"'
 QUIRE := $(VENV)/.quire$(addprefix -with-,$(EXTRAS))
@@ -60,7 +62,13 @@ serve: setup ## Serve the demo model on 127.0.0.1:50051 (flags: ARGS="...")
 test: setup-dev lint check-proto ## Lint, types, tests (9 to 25 minutes on 2 cores, once installed)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-slow: setup-dev ## The tests that `make test` leaves out, all examples of the laws (35 to 80 minutes; TEST_PART=0/3)
+# Where it cannot be had, its tests are skipped.
+build/triton-$(OLDEST_TRITON)/.installed: | setup-dev
+	@echo "installing Triton $(OLDEST_TRITON) for its tests ..."
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --target $(@D) triton==$(OLDEST_TRITON) && touch $@ || { \
+		rm -rf $(@D); echo "Triton $(OLDEST_TRITON) cannot be had: its tests are skipped"; }
+
+test-slow: setup-dev build/triton-$(OLDEST_TRITON)/.installed ## The tests that `make test` leaves out, all examples of the laws (35 to 80 minutes; TEST_PART=0/3)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "hypothesis and not slow" --hypothesis-profile thorough
 

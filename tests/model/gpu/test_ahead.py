@@ -30,7 +30,7 @@ SHARED: dict[Device, int] = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100:
 SPILLED = 64
 """Bytes that a thread of attention may spill, 16 registers, none of them in an innermost loop. No other kernel may.
 
-The harm decides. Triton 3.7.1 spills 8 to 24 bytes in 5 of the shapes below, Triton 3.6.0 8 to 56 bytes: all of them
+The harm decides. Triton 3.7.1 spills 8 to 24 bytes in some of the shapes below, Triton 3.6.0 8 to 56 bytes: all of them
 outside the loop over keys, where a register is stored once and loaded once for a piece of work. That is two
 instructions beside 500 to 1,900 for each tile of keys. In the loop they would be waited for with each tile.
 """
@@ -105,9 +105,9 @@ def test_attention(capability: int, dim: int, elements: str) -> None:
 
 
 def test_spills_of_a_loop_are_found() -> None:
-    """With 96 registers a thread the loop over keys cannot have its sums in registers."""
-    sizes = tuning_for("an unknown device", (9, 0), 128, "half").few
-    assert attention(90, "half", 128, sizes, True, True, registers=96).spilled_in_loops > 10
+    """With 96 registers a thread the sums of the loop over keys are not all in registers."""
+    sizes = tuning_for("an unknown device", (9, 0), 256, "half").many
+    assert attention(90, "half", 256, sizes, True, True, registers=96).spilled_in_loops > 10
 
 
 @pytest.mark.parametrize(
