@@ -59,7 +59,7 @@ def _open_gpu(
     if device != "cuda":
         raise NoKernels("they need --device cuda" if settings.device == "cpu" else "there is no CUDA device")
     if torch.version.hip is not None:
-        raise NoKernels("they are for NVIDIA's devices")
+        raise NoKernels("on AMD's devices they were compiled and never run")
     try:
         from model.gpu.backend import open_gpu_backend
     except ImportError as error:
