@@ -166,8 +166,12 @@ class GrammarStore:
 
     def _compile(self, grammar: str, reasoning_end: Sequence[int] | None = None) -> CompiledGrammar:
         compiled = CompiledGrammar(self._matcher(grammar), partial(completed, self.completions))
-        if reasoning_end is not None:
-            compiled.path(reasoning_end)
+        try:
+            if reasoning_end is not None:
+                compiled.path(reasoning_end)
+        except BaseException as error:  # a panic of the library's Rust code is no Exception
+            log.exception("the completions of a grammar cannot be searched")
+            raise RequestFault(f"structured_output cannot be completed: {type(error).__name__}") from None
         return compiled
 
     def _compile_again(self, key: Key, future: Future[CompiledGrammar]) -> None:

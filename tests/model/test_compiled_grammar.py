@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from llguidance import LLMatcher
 
+from model.errors import RequestFault
 from model.inputs.matcher import Matcher
 from model.structured import compiled_grammar, grammar_store
 from model.structured.compiled_grammar import TRIES, CompiledGrammar
@@ -135,6 +136,21 @@ def test_the_compiler_searches_for_outputs_that_are_closed_and_the_step_does_not
         assert mask.settled(path[0]) == path[0]
         mask.drew(path[0])
     assert not searched
+
+
+def test_a_search_that_fails_ends_its_request_alone(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an error of the library's Rust code does, which is no Exception."""
+
+    class Panic(BaseException):
+        pass
+
+    def find(*_: object) -> None:
+        raise Panic
+
+    monkeypatch.setattr(type(store.completions), "find", find)
+    with pytest.raises(RequestFault, match="structured_output cannot be completed: Panic"):
+        wait_until(lambda: store.ready(GRAMMAR, "", ()), "its compilation")
+    wait_until(lambda: store.ready(GRAMMAR, "another tenant"), "one that is not closed")
 
 
 def test_an_output_that_is_not_closed_has_no_search(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
