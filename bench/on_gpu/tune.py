@@ -34,9 +34,9 @@ PREFILLS = (2048, 8192)
 OWN = 128  # tokens that a sequence has beside the shared ones
 ROUNDS = 5
 TRIED = {
-    "few": ((16,), (32, 64, 128), (2, 4, 8), (3, 4, 5, 6, 7)),
-    "many": ((64, 128), (64, 128), (4, 8), (2, 3, 4, 5)),
-    "shared": ((32, 64), (32, 64, 128), (4,), (2, 3, 4, 5, 6)),
+    "few": ((16,), (32, 64, 128), (2, 4, 8), (3, 4, 5, 6)),
+    "many": ((64, 128), (64, 128), (4, 8), (2, 3, 4)),
+    "shared": ((32, 64), (64, 128), (4,), (2, 3, 4)),
 }
 """Kind of work to rows, tiles, warps and stages."""
 

@@ -11,7 +11,8 @@ windows and bidirectional prefixes are one comparison here.
 
 Invariant: tiles of keys begin at multiples of TILE_KEYS, chunks at multiples of the plan's chunk, and each chunk has a
 partial result of its own. Sums are taken in the order of positions and grouped by chunks. A tile of which a query sees
-nothing changes no bit of its sums. `model.gpu.tuning` states the consequences.
+nothing changes no bit of its sums. Tiles that all queries of a piece see whole have a loop without masks; a query that
+sees all of a tile has the same bits in either loop. `model.gpu.tuning` states the consequences.
 
 The number of pieces and their places are read from the plan. So a launch recorded in a CUDA graph computes any plan
 that is put in the place of the recorded one.
@@ -27,7 +28,7 @@ in Flash-Decoding, Dao et al., 2023.
 import triton
 import triton.language as tl
 
-from model.gpu.formats import PLAIN, decoded
+from model.gpu.formats import PLAIN, half_shift, shifted
 
 HEADER = 4
 # Columns of the header of a launch's pieces in a plan, int32:
@@ -189,52 +190,37 @@ def _attend_piece(
     query_at = token.to(tl.int64) * query_stride + head_of * query_head_stride
     query = tl.load(queries + query_at[:, None] + dims[None, :], mask=there[:, None] & inside[None, :], other=0.0)
     query = query.to(SCORE_TYPE)
+    query_rest = query
     if REST:
         rest = tl.arange(0, PADDED_REST)
         in_rest = rest < REST
         rest_at = queries + query_at[:, None] + HEAD_DIM + rest[None, :]
         query_rest = tl.load(rest_at, mask=there[:, None] & in_rest[None, :], other=0.0).to(SCORE_TYPE)
+    if KV_FORMAT != PLAIN:
+        query = (query * half_shift(KV_FORMAT, SCORE_TYPE)).to(SCORE_TYPE)
+        query_rest = (query_rest * half_shift(KV_FORMAT, SCORE_TYPE)).to(SCORE_TYPE)
 
     top = tl.full((TILE_TOKENS * TILE_HEADS,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_TOKENS * TILE_HEADS,), tl.float32)
     mixed = tl.zeros((TILE_TOKENS * TILE_HEADS, PADDED_DIM), tl.float32)
-    for base in tl.range(begin // TILE_KEYS * TILE_KEYS, end, TILE_KEYS):
-        where = base + tl.arange(0, TILE_KEYS)
-        # Keys that no query sees may be another sequence's, or free. NaN times a weight of 0 is NaN: they are not read.
-        known = (where >= begin) & (where < end)
-        page = tl.load(table + where // PAGE_SIZE, mask=known, other=0)
-        page = page.to(tl.int64)
-        row = kv_head * PAGE_SIZE + where % PAGE_SIZE  # of a page
-        key_at = page * page_stride + row * (HEAD_DIM + REST)
-        known_elements = known[:, None] & inside[None, :]
-        stored = tl.load(keys + key_at[:, None] + dims[None, :], mask=known_elements, other=0)
-        scores = tl.dot(query, tl.trans(decoded(stored, KV_FORMAT, SCORE_TYPE)), input_precision="ieee")
-        if REST:
-            spot = key_at[:, None] + HEAD_DIM + rest[None, :]
-            key_rest = tl.load(keys + spot, mask=known[:, None] & in_rest[None, :], other=0)
-            key_rest = decoded(key_rest, KV_FORMAT, SCORE_TYPE)
-            scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
-        scores *= score_scale
-        if KV_FORMAT != PLAIN:
-            scores *= tl.load(key_scales + page * scale_stride + row, mask=known, other=0.0)[None, :]
-        if CAPPED:
-            scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(scores * (2.0 * LOG2E)))  # soft_cap x tanh
-        seen = (where[None, :] >= see_from[:, None]) & (where[None, :] < see_to[:, None])
-        scores = tl.where(seen, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        finite = tl.where(new_top == float("-inf"), 0.0, new_top)  # where no key was seen yet: a weight of 0, not NaN
-        weights = tl.exp2(scores - finite[:, None])
-        faded = tl.exp2(top - finite)
-        total = total * faded + tl.sum(weights, 1)
-        if not REST:
-            value_at = page * page_stride + row * HEAD_DIM
-            stored = tl.load(values + value_at[:, None] + dims[None, :], mask=known_elements, other=0)
-        value = decoded(stored, KV_FORMAT, VALUE_TYPE)
-        if KV_FORMAT != PLAIN:
-            weights *= tl.load(value_scales + page * scale_stride + row, mask=known, other=0.0)[None, :]
-        mixed = tl.dot(weights.to(VALUE_TYPE), value, mixed * faded[:, None], input_precision="ieee")
-        top = new_top
-
+    LOOPS: tl.constexpr = 3 if TILE_TOKENS * TILE_HEADS > 16 else 1
+    bounds = (begin // TILE_KEYS * TILE_KEYS, end)
+    if LOOPS == 3:
+        # Tiles that all queries see whole have a loop of their own, without masks.
+        seen_from = tl.maximum(begin, tl.max(tl.where(there, see_from, 0), 0))
+        seen_to = tl.minimum(end, tl.min(tl.where(there, see_to, end), 0))
+        whole_from = tl.minimum(end, tl.cdiv(seen_from, TILE_KEYS) * TILE_KEYS)
+        whole_to = tl.maximum(whole_from, seen_to // TILE_KEYS * TILE_KEYS)
+        bounds = (begin // TILE_KEYS * TILE_KEYS, whole_from, whole_to, end)
+    for loop in tl.static_range(LOOPS):
+        for base in tl.range(bounds[loop], bounds[loop + 1], TILE_KEYS):
+            top, total, mixed = _add_tile(
+                top, total, mixed, base, begin, end, table, kv_head, query, query_rest, see_from, see_to, keys, values,
+                key_scales, value_scales, score_scale, soft_cap, page_stride, scale_stride, HEAD_DIM, PADDED_DIM, REST,
+                PADDED_REST, PAGE_SIZE, KV_FORMAT, TILE_KEYS, CAPPED, SCORE_TYPE, VALUE_TYPE, loop == 1,
+            )  # fmt: skip
+    if KV_FORMAT != PLAIN:
+        mixed *= half_shift(KV_FORMAT, VALUE_TYPE)
     chunk = tl.load(piece + 5)
     token = tl.load(tokens + place, mask=there, other=0)  # loaded again, so that no register holds it during the loop
     if DIVIDED:
@@ -254,6 +240,72 @@ def _attend_piece(
     at = token.to(tl.int64) * heads + head_of
     kept = there[:, None] & inside[None, :]
     tl.store(out + at[:, None] * HEAD_DIM + dims[None, :], result.to(out.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _add_tile(
+    top, total, mixed, base, begin, end, table, kv_head, query, query_rest, see_from, see_to, keys, values, key_scales,
+    value_scales, score_scale, soft_cap, page_stride, scale_stride, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    REST: tl.constexpr, PADDED_REST: tl.constexpr, PAGE_SIZE: tl.constexpr, KV_FORMAT: tl.constexpr,
+    TILE_KEYS: tl.constexpr, CAPPED: tl.constexpr, SCORE_TYPE: tl.constexpr, VALUE_TYPE: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Adds the tile of keys that begins at `base` to a piece's sums; WHOLE: all its queries see all of it.
+
+    Both ways compute the same bits where all of a tile is seen.
+
+    Returns:
+        Largest score of each row so far, in powers of 2; total of its weights; its weighted values.
+    """
+    dims = tl.arange(0, PADDED_DIM)
+    where = base + tl.arange(0, TILE_KEYS)
+    # Keys that no query sees may be another sequence's, or free. NaN times a weight of 0 is NaN: they are not read.
+    known = (where >= base) if WHOLE else (where >= begin) & (where < end)  # of a WHOLE tile, all
+    page = tl.load(table + where // PAGE_SIZE, mask=known, other=0).to(tl.int64)
+    row = kv_head * PAGE_SIZE + where % PAGE_SIZE  # of a page
+    key_at = page * page_stride + row * (HEAD_DIM + REST)
+    known_elements = known[:, None] & (dims < HEAD_DIM)[None, :]
+    stored = tl.load(keys + key_at[:, None] + dims[None, :], mask=known_elements, other=0)
+    scores = tl.dot(query, tl.trans(shifted(stored, KV_FORMAT, SCORE_TYPE, False)), input_precision="ieee")
+    if REST:
+        rest = tl.arange(0, PADDED_REST)
+        spot = key_at[:, None] + HEAD_DIM + rest[None, :]
+        key_rest = tl.load(keys + spot, mask=known[:, None] & (rest < REST)[None, :], other=0)
+        key_rest = shifted(key_rest, KV_FORMAT, SCORE_TYPE, False)
+        scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
+    RAW: tl.constexpr = KV_FORMAT == PLAIN and not CAPPED  # scores are scaled when their largest is known
+    if KV_FORMAT != PLAIN:
+        key_scale = tl.load(key_scales + page * scale_stride + row, mask=known, other=0.0)
+        scores *= (key_scale * (score_scale * half_shift(KV_FORMAT, SCORE_TYPE)))[None, :]
+    elif CAPPED:
+        scores *= score_scale
+    if CAPPED:
+        scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(scores * (2.0 * LOG2E)))  # soft_cap x tanh
+    if not WHOLE:
+        seen = (where[None, :] >= see_from[:, None]) & (where[None, :] < see_to[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+    largest = tl.max(scores, 1)
+    if RAW:
+        largest *= score_scale
+    new_top = tl.maximum(top, largest)
+    finite = new_top
+    if not WHOLE:
+        finite = tl.where(new_top == float("-inf"), 0.0, new_top)  # no key was seen yet: a weight of 0, not NaN
+    if RAW:
+        weights = tl.exp2(tl.fma(scores, score_scale, -finite[:, None]))
+    else:
+        weights = tl.exp2(scores - finite[:, None])
+    faded = tl.exp2(top - finite)
+    total = total * faded + tl.sum(weights, 1)
+    if not REST:
+        value_at = page * page_stride + row * HEAD_DIM
+        stored = tl.load(values + value_at[:, None] + dims[None, :], mask=known_elements, other=0)
+    value = shifted(stored, KV_FORMAT, VALUE_TYPE, True)
+    if KV_FORMAT != PLAIN:
+        value_scale = tl.load(value_scales + page * scale_stride + row, mask=known, other=0.0)
+        weights *= (value_scale * half_shift(KV_FORMAT, VALUE_TYPE))[None, :]
+    mixed = tl.dot(weights.to(VALUE_TYPE), value, mixed * faded[:, None], input_precision="ieee")
+    return new_top, total, mixed
 
 
 @triton.jit

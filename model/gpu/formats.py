@@ -12,6 +12,8 @@ PLAIN, INT8, FP8, FP8_BITS = (tl.constexpr(i) for i in range(4))
 """Formats: floats unchanged; int8; e4m3 converted by the device; e4m3 converted here."""
 
 NATIVE_FP8 = (8, 9)  # compute capability that converts e4m3
+HALF_SHIFT = tl.constexpr(2.0**60)
+"""Square root of what e4m3 is too small by whose bits stand in those of bfloat16: its exponents' bias is 120 larger."""
 
 
 def capability_of(device: torch.device) -> tuple[int, int]:
@@ -49,6 +51,41 @@ def decoded(x, FORMAT: tl.constexpr, TO: tl.constexpr):
     if FORMAT == INT8:
         return x.to(tl.int8, bitcast=True).to(TO)
     return x.to(TO)
+
+
+@triton.jit
+def shifted(x, FORMAT: tl.constexpr, TO: tl.constexpr, IN_PLACE: tl.constexpr):
+    """Converts elements of a page to TO, 8-bit floats too small, which takes fewer instructions.
+
+    The product with such elements is to be multiplied with the square of `half_shift`. Each half is exact where it is
+    taken into a bfloat16 or float32 factor, and keeps sums of float32 far from their limits.
+
+    Args:
+        x: Elements. 8-bit elements are bytes; their scales are not applied.
+        FORMAT: Their format.
+        TO: A float type.
+        IN_PLACE: Whether threads convert the elements that they loaded, 16 bytes at once. If not, the compiler may let
+            them convert those that they multiply, which for the values of a decode are single bytes.
+    """
+    if FORMAT == FP8 and TO.is_bf16():
+        # Of two bytes: each with its sign extended to 16 bits, then its exponent and mantissa in their places.
+        return tl.inline_asm_elementwise(
+            "prmt.b32 $0, $2, 0, 0x9180; shl.b32 $0, $0, 4; and.b32 $0, $0, 0x87f087f0;"
+            "prmt.b32 $1, $2, 0, 0xb3a2; shl.b32 $1, $1, 4; and.b32 $1, $1, 0x87f087f0;",
+            "=&r,=r,r", [x], dtype=tl.bfloat16, is_pure=not IN_PLACE, pack=4,
+        )  # fmt: skip
+    if FORMAT == FP8_BITS and not TO.is_fp16():
+        bits = x.to(tl.uint32)
+        return (((bits & 0x80) << 24) | ((bits & 0x7F) << 20)).to(tl.float32, bitcast=True).to(TO)
+    return decoded(x, FORMAT, TO)
+
+
+@triton.jit
+def half_shift(FORMAT: tl.constexpr, TO: tl.constexpr):
+    """Returns the square root of what elements are to be multiplied with that `shifted` has converted."""
+    if (FORMAT == FP8 and TO.is_bf16()) or (FORMAT == FP8_BITS and not TO.is_fp16()):
+        return HALF_SHIFT
+    return 1.0
 
 
 @triton.jit

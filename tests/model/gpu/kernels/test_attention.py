@@ -259,6 +259,26 @@ def test_pages_in_another_dtype(kv: str, page_size: int, latent: int) -> None:
     assert torch.equal(exported(pool.attention, every), exported(pool.reference, every)), "other bytes are stored"
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", *(() if INTERPRETED else ("float16",)), "float32"])
+def test_eight_bit_floats_below_the_least_with_all_bits_count(dtype: str) -> None:
+    """Subnormal elements, beside one that is as large as there are."""
+    case = Case(((40, 1), (0, 21)), group=4, kv_heads=1, head_dim=64, dtype=dtype)
+    pool, now = TritonPool(case, "fp8"), [(0, 40, 1), (1, 0, 21)]
+    made = torch.Generator().manual_seed(1)
+    for tensors in (pool.keys, pool.values):
+        for part in tensors:
+            part.copy_(torch.randint(-7, 8, part.shape, generator=made) * 2.0**-9)
+            part[..., 0] = 448.0
+    for part in pool.queries:
+        part.mul_(64.0)
+        part[..., 0] = 0.0
+    pool.remember([(0, 0, 40)])
+    for output, other in zip(pool.step(now), pool.as_reference(now), strict=True):
+        small = other[..., 1:].double().cpu().numpy() * 2.0**9
+        assert small.std() > 0.3
+        np.testing.assert_allclose(output[..., 1:].double().cpu().numpy() * 2.0**9, small, atol=0.1, rtol=0)
+
+
 @pytest.mark.parametrize("windows", [(), (None, 9)])
 def test_tokens_that_see_each_other_in_both_directions(windows: tuple[int | None, ...]) -> None:
     case = Case(((0, 30), (0, 25)), group=2, head_dim=16, windows=windows)
