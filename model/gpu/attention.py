@@ -260,22 +260,22 @@ def _add_tile(
     dims = tl.arange(0, PADDED_DIM)
     where = base + tl.arange(0, TILE_KEYS)
     # Keys that no query sees may be another sequence's, or free. NaN times a weight of 0 is NaN: they are not read.
-    known = (where >= base) if WHOLE else (where >= begin) & (where < end)  # of a WHOLE tile, all
-    page = tl.load(table + where // PAGE_SIZE, mask=known, other=0).to(tl.int64)
+    known = (where >= begin) & (where < end)
+    page = _load(table + where // PAGE_SIZE, known, WHOLE).to(tl.int64)
     row = kv_head * PAGE_SIZE + where % PAGE_SIZE  # of a page
     key_at = page * page_stride + row * (HEAD_DIM + REST)
     known_elements = known[:, None] & (dims < HEAD_DIM)[None, :]
-    stored = tl.load(keys + key_at[:, None] + dims[None, :], mask=known_elements, other=0)
+    stored = _load(keys + key_at[:, None] + dims[None, :], known_elements, WHOLE and HEAD_DIM == PADDED_DIM)
     scores = tl.dot(query, tl.trans(shifted(stored, KV_FORMAT, SCORE_TYPE, False)), input_precision="ieee")
     if REST:
         rest = tl.arange(0, PADDED_REST)
         spot = key_at[:, None] + HEAD_DIM + rest[None, :]
-        key_rest = tl.load(keys + spot, mask=known[:, None] & (rest < REST)[None, :], other=0)
+        key_rest = _load(keys + spot, known[:, None] & (rest < REST)[None, :], WHOLE and REST == PADDED_REST)
         key_rest = shifted(key_rest, KV_FORMAT, SCORE_TYPE, False)
         scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
     RAW: tl.constexpr = KV_FORMAT == PLAIN and not CAPPED  # scores are scaled when their largest is known
     if KV_FORMAT != PLAIN:
-        key_scale = tl.load(key_scales + page * scale_stride + row, mask=known, other=0.0)
+        key_scale = _load(key_scales + page * scale_stride + row, known, WHOLE)
         scores *= (key_scale * (score_scale * half_shift(KV_FORMAT, SCORE_TYPE)))[None, :]
     elif CAPPED:
         scores *= score_scale
@@ -299,13 +299,22 @@ def _add_tile(
     total = total * faded + tl.sum(weights, 1)
     if not REST:
         value_at = page * page_stride + row * HEAD_DIM
-        stored = tl.load(values + value_at[:, None] + dims[None, :], mask=known_elements, other=0)
+        spot = values + value_at[:, None] + dims[None, :]
+        stored = _load(spot, known_elements, WHOLE and HEAD_DIM == PADDED_DIM)
     value = shifted(stored, KV_FORMAT, VALUE_TYPE, True)
     if KV_FORMAT != PLAIN:
-        value_scale = tl.load(value_scales + page * scale_stride + row, mask=known, other=0.0)
+        value_scale = _load(value_scales + page * scale_stride + row, known, WHOLE)
         weights *= (value_scale * half_shift(KV_FORMAT, VALUE_TYPE))[None, :]
     mixed = tl.dot(weights.to(VALUE_TYPE), value, mixed * faded[:, None], input_precision="ieee")
     return new_top, total, mixed
+
+
+@triton.jit
+def _load(places, known, ALL: tl.constexpr):
+    """Loads what is known, and 0 for the rest; ALL: everything is."""
+    if ALL:
+        return tl.load(places)
+    return tl.load(places, mask=known, other=0)
 
 
 @triton.jit
