@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from bench.on_gpu import draws_speed, page_moves
+from bench.on_gpu.ahead import run_job
 from bench.on_gpu.bench import Bench, Ceilings
 from bench.on_gpu.budget import Budget
 from bench.on_gpu.drawn_weights import DENSE, OF_EXPERTS
 from bench.on_gpu.draws_speed import CONTROLS, DrawSizes
 from bench.on_gpu.mixtures import MixtureShape
 from bench.on_gpu.page_moves import KVS, MoveSizes
-from bench.on_gpu.quantized import DenseSizes, quantized
-from bench.on_gpu.quantized_experts import ExpertSizes
+from bench.on_gpu.quantized import DenseSizes, compile_dense, quantized
+from bench.on_gpu.quantized_experts import ExpertSizes, compile_experts
 from bench.on_gpu.report import Report
 from bench.on_gpu.sizes import HOST
 from bench.on_gpu.timing import HostTimer
@@ -98,6 +99,12 @@ def test_one_kind_without_a_kernel_leaves_the_others_alone(monkeypatch: pytest.M
     failed, right = bench.report.tables[0].rows
     assert failed["failed"] == "RuntimeError: the device does not multiply float8"
     assert right["verdict"] == "right"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="jobs run on the GPU")
+def test_a_job_that_cannot_run_is_told() -> None:
+    for function, sizes in ((compile_dense, SIZES), (compile_experts, EXPERTS)):
+        assert run_job((function, sizes, "int8")) != ""
 
 
 def test_without_time_all_is_named() -> None:
