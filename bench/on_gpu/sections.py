@@ -15,6 +15,9 @@ SECTIONS = {
     "mixtures": ("bench.on_gpu.mixtures", "mixtures", 10.0),
     "engine": ("bench.on_gpu.serving", "serving", 20.0),
     "peers": ("bench.on_gpu.peers", "peers", 30.0),
+    "draws": ("bench.on_gpu.draws_speed", "draws_speed", 5.0),
+    "moves": ("bench.on_gpu.page_moves", "page_moves", 5.0),
+    "quantized": ("bench.on_gpu.quantized", "quantized", 40.0),
 }
 """Name to module, its function of a `Bench`, and the seconds that it needs at least."""
 ON_HOST = ("ceilings", "engine", "peers")

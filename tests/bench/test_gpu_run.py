@@ -150,7 +150,8 @@ def test_what_has_to_be_installed() -> None:
 @pytest.mark.slow
 def test_sections_that_need_no_model_import_nothing_else() -> None:
     sections = (
-        "bench.on_gpu.correctness,bench.on_gpu.attention_speed,bench.on_gpu.parts_speed,bench.on_gpu.transformers_side"
+        "bench.on_gpu.correctness,bench.on_gpu.attention_speed,bench.on_gpu.parts_speed,bench.on_gpu.transformers_side,"
+        "bench.on_gpu.quantized,bench.on_gpu.draws_speed,bench.on_gpu.page_moves"
     )
     code = f"import importlib; [importlib.import_module(name) for name in {sections.split(',')!r}]"
     done = subprocess.run(
