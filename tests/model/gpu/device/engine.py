@@ -6,12 +6,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import LlamaConfig, Qwen3MoeConfig
 
-from scheduler.settings import SchedulerSettings
+from scheduler.events import Submit
+from scheduler.request import Request
+from scheduler.settings import QueueLimits, SchedulerSettings
 from tests.model.gpu.device.place import BACKEND, DEVICE, REHEARSED
-from tests.model.test_parity import ENDLESS, random_prompts
-from tests.model.test_prompt_logprobs import run as told
 from tests.support.checkpoints import write
 from tests.support.engines import Key, Result, Rig, make_request, make_rig
 
@@ -25,8 +26,16 @@ SHAPE = {
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 128, "norm_topk_prob": True}
 AHEAD = SchedulerSettings(max_sequences=6, max_batched_tokens=128, prefill_chunk=48, steps_in_flight=2)
 """Prompts are computed in chunks beside decodes, and a step is launched before the last one's tokens are known."""
+ENDLESS = QueueLimits(requests=1000, pools_of_tokens=1e9, wait=1e9)
+
+
+def random_prompts(lengths: Sequence[int], seed: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, VOCABULARY, length).tolist() for length in lengths]
+
+
 LENGTHS = (1, 2, 16, 17, 40, 100, 130, 7, 64)
-PROMPTS = random_prompts([*LENGTHS], VOCABULARY, seed=71)
+PROMPTS = random_prompts(LENGTHS, seed=71)
 EXACT, NEAR = 2e-3, 0.15
 """Largest differences of logprobs in float32, and in bfloat16: on a CPU these are below 2e-5 and 0.06."""
 
@@ -65,6 +74,29 @@ def result_of(results: Mapping[Key, Result], attempt: int, new: int = NEW) -> Re
     return result
 
 
+Told = dict[int, tuple[float, list[float]]]
+"""By place in a prompt: the logprob of the token there, and those of the likeliest ones."""
+
+
+def logprobs_of(rig: Rig, prompts: Sequence[list[int]], top: int) -> list[Told]:
+    """Returns the logprobs of prompts that an engine computes together."""
+    told, asked = dict[int, Told](), dict[int, Request]()
+    for attempt, prompt in zip(NUMBERS, prompts, strict=False):
+        request, told[attempt] = make_request(rig, prompt, 1), {}
+        asked[attempt] = replace(request, controls=replace(request.controls, prompt_logprobs=True, top_logprobs=top))
+    outputs = rig.turn([Submit(attempt, request) for attempt, request in asked.items()])
+    while outputs is not None:
+        for part in outputs.prompt_parts:
+            for place, (chosen, likeliest) in enumerate(
+                zip(part.logprobs.chosen.tolist(), part.logprobs.top.tolist(), strict=True), part.start
+            ):
+                told[part.attempt][place] = chosen, likeliest
+        outputs = rig.turn()
+    for attempt, prompt in zip(asked, prompts, strict=True):
+        assert sorted(told[attempt]) == [*range(1, len(prompt))], "a logprob of each token after the first"
+    return list(told.values())
+
+
 @dataclass(frozen=True)
 class Oracle:
     """The same model in float32, computed by torch alone, which says of each token how likely it was."""
@@ -79,14 +111,8 @@ class Oracle:
 
     def likelihoods(self, texts: Sequence[list[int]]) -> list[list[tuple[float, float]]]:
         """Returns of each token after the first its logprob, and that of the likeliest one in its place."""
-        asked = {}
-        for attempt, text in zip(NUMBERS, texts, strict=False):
-            request = make_request(self.rig, text, 1)
-            asked[attempt] = replace(
-                request, controls=replace(request.controls, prompt_logprobs=True, top_logprobs=1)
-            )  # fmt: skip
-        found = told(self.rig, asked)
-        return [[(places[at][0], places[at][3][0]) for at in sorted(places)] for places in found.values()]
+        found = logprobs_of(self.rig, texts, 1)
+        return [[(chosen, likeliest[0]) for _, (chosen, likeliest) in sorted(one.items())] for one in found]
 
     def check(self, prompts: Sequence[list[int]], results: Sequence[Result], near: float, share: float = 1.0) -> None:
         """Fails where a greedy token is none of the likeliest, or its logprob is another.

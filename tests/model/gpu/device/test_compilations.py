@@ -17,9 +17,8 @@ from model.gpu.compilations import ChainedHook
 from scheduler.events import Submit
 from scheduler.request import Request
 from scheduler.settings import SchedulerSettings
-from tests.model.gpu.device.engine import NUMBERS, VOCABULARY, on_device, result_of
+from tests.model.gpu.device.engine import NUMBERS, VOCABULARY, on_device, random_prompts, result_of
 from tests.model.gpu.device.place import needs_cuda
-from tests.model.test_parity import random_prompts
 from tests.support.engines import Rig, make_request
 
 MANY = SchedulerSettings(max_sequences=10, max_batched_tokens=160, prefill_chunk=64, steps_in_flight=2)
@@ -82,9 +81,7 @@ def requests(rig: Rig) -> dict[int, Request]:
     kinds = [(draw, logprobs) for draw in DRAWS.values() for logprobs in LOGPROBS]
     source.shuffle(kinds)
     lengths = [max(1, int(200 ** source.random())) for _ in kinds]
-    for draw, logprobs, prompt in zip(
-        *zip(*kinds, strict=True), random_prompts(lengths, VOCABULARY, seed=73), strict=True
-    ):
+    for draw, logprobs, prompt in zip(*zip(*kinds, strict=True), random_prompts(lengths, seed=73), strict=True):
         request = make_request(rig, prompt, source.randint(1, 9), **draw)
         controls = replace(request.controls, top_logprobs=logprobs, prompt_logprobs=logprobs >= 0 and len(made) % 2 > 0)
         made[next(NUMBERS)] = replace(request, controls=controls)

@@ -17,17 +17,15 @@ from tests.model.gpu.device.engine import (
     EXACT,
     NEAR,
     NEW,
-    NUMBERS,
     PROMPTS,
     VOCABULARY,
     Oracle,
+    logprobs_of,
     on_device,
+    random_prompts,
     run,
 )  # fmt: skip
 from tests.model.gpu.device.place import REHEARSED
-from tests.model.test_parity import random_prompts
-from tests.model.test_prompt_logprobs import Told, asking
-from tests.model.test_prompt_logprobs import run as told
 from tests.support.engines import Result, Rig
 from tests.support.planted import plant
 
@@ -126,7 +124,7 @@ def test_requests_that_share_a_long_prefix_get_their_own_tokens(
     dense: Path, dtype: str, oracle: Oracle, replayed: tuple[Rig, Replays]
 ) -> None:
     """Twelve read the same pages, whose keys one launch reads for all; some preempt others."""
-    head, *tails = random_prompts([160, *range(1, 13)], VOCABULARY, seed=72)
+    head, *tails = random_prompts([160, *range(1, 13)], seed=72)
     prompts = [head + tail for tail in tails]
     run(replayed[0], [head])
     oracle.check(prompts, run(replayed[0], prompts), NEARNESS[dtype])
@@ -151,21 +149,15 @@ def test_logprobs_of_prompts_in_parts_are_those_in_one_part(
     rig, _ = replayed
     prompts = PROMPTS[1:]
 
-    def logprobs() -> list[dict[int, tuple[float, int, list[int], list[float]]]]:
-        asked = {attempt: asking(rig, prompt) for attempt, prompt in zip(NUMBERS, prompts, strict=False)}
-        answers: Told = told(rig, asked)
-        return [answers[attempt] for attempt in asked]
-
-    whole = logprobs()
+    whole = logprobs_of(rig, prompts, 3)
     monkeypatch.setattr(logit_parts, "PART_BYTES", rows * VOCABULARY * LOGIT_BYTES)
-    parts = logprobs()
+    parts = logprobs_of(rig, prompts, 3)
     likely = oracle.likelihoods(prompts)
     for number, (one, other) in enumerate(zip(parts, whole, strict=True)):
-        assert one.keys() == other.keys() == set(range(1, len(prompts[number])))
-        for place, (chosen, _, _, top) in one.items():
+        for place, (chosen, top) in one.items():
             where, near = f"prompt {number}, token {place}, parts of {rows} rows", NEARNESS[dtype]
             assert chosen == pytest.approx(other[place][0], abs=near), where
-            assert top == pytest.approx(other[place][3], abs=near), where
+            assert top == pytest.approx(other[place][1], abs=near), where
             assert chosen == pytest.approx(likely[number][place - 1][0], abs=near), where
             assert top[0] == pytest.approx(likely[number][place - 1][1], abs=near), where
 

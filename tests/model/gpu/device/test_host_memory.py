@@ -11,9 +11,8 @@ from cache_manager.block_hash import BlockHasher
 from model.page_store import PageStore
 from scheduler.events import Abort, Submit
 from scheduler.settings import SchedulerSettings
-from tests.model.gpu.device.engine import NEAR, NEW, NUMBERS, PROMPTS, VOCABULARY, Oracle, on_device, result_of, run
+from tests.model.gpu.device.engine import NEAR, NEW, NUMBERS, PROMPTS, Oracle, on_device, random_prompts, result_of, run
 from tests.model.gpu.device.place import DEVICE, needs_cuda
-from tests.model.test_parity import random_prompts
 from tests.support.engines import Rig, make_request
 from tests.support.swaps import always_swap
 from tests.support.transfers import transferred
@@ -71,7 +70,7 @@ def test_preempted_sequences_go_on_with_pages_from_the_host(
 ) -> None:
     always_swap(monkeypatch)
     rig = on_device(dense, NARROW, page_size=4, pool_tokens=260, host_pages=400, kv_dtype=kv_dtype)
-    prompts = [*PROMPTS, *random_prompts([90, 80, 70], VOCABULARY, seed=75)]
+    prompts = [*PROMPTS, *random_prompts([90, 80, 70], seed=75)]
     for _ in range(3):
         oracle.check(prompts, run(rig, prompts), NEAR if kv_dtype == "auto" else 2 * NEAR)
     stats = rig.scheduler.stats()

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from model.gpu.attention_backend import TritonAttention
-from model.parallel.distributed import Distributed, offer_store
+from model.parallel.distributed import Distributed, find_store, offer_store
 from model.parallel.shard import Shard
 from tests.model.gpu.device.engine import EXACT, NEAR, PROMPTS, Oracle, on_device, run
 from tests.model.gpu.device.place import DEVICE, REHEARSED, needs_cuda
@@ -68,8 +69,15 @@ def test_the_watchdog_ends_a_process_whose_exchange_takes_too_long() -> None:
     assert "timeout" in done.stderr.lower(), done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("model", "quantization"), [("dense", None), ("dense", "int4"), ("mixture", None)])
+@pytest.mark.parametrize(
+    ("model", "quantization", "dtype"),
+    [
+        ("dense", None, "bfloat16"),
+        ("dense", None, "float32"),
+        ("dense", "int4", "bfloat16"),
+        ("mixture", None, "float32"),
+    ],
+)
 def test_two_ranks_give_the_tokens_of_one(
     model: str, quantization: str | None, dtype: str, request: pytest.FixtureRequest
 ) -> None:
@@ -79,20 +87,14 @@ def test_two_ranks_give_the_tokens_of_one(
     follower = GROUPS[-1].computers[1]
     assert follower.device.type == DEVICE
     assert REHEARSED or isinstance(follower.attention, TritonAttention)
-    share = 0.9 if model == "mixture" and dtype == "bfloat16" else 1.0
-    near = NEARNESS[dtype]
     # Scales of groups depend on the degree: the numbers in int4 are those of two ranks.
     ranks = 1 if quantization is None else 2
     oracle = Oracle.of(directory, quantization=quantization, ranks=ranks, apart=ranks > 1)
-    oracle.check(PROMPTS, found, near, share)
+    oracle.check(PROMPTS, found, NEARNESS[dtype])
 
 
 def test_a_sum_of_two_ranks_on_the_device_is_in_their_order() -> None:
     """As on a CPU: in float32, in the order of ranks, whatever the shape."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from model.parallel.distributed import find_store
-
     own, port = offer_store(HOST, 2)
     stores = [own, find_store(HOST, port, 2)]
     with ThreadPoolExecutor(2) as pool:

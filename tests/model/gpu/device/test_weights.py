@@ -68,20 +68,22 @@ def written(mixture: bool, form: str | None, root: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
-    ("mixture", "form"),
+    ("mixture", "form", "dtype"),
     [
-        (False, "int8"),
-        (False, "int4"),
-        (False, "fp8 blocks"),
-        (False, "fp8 rows"),
-        (False, "w4"),
-        (False, "w4 zeros"),
-        (True, None),
-        (True, "int8"),
-        (True, "int4"),
-        (True, "fp8 blocks"),
+        (False, "int8", "bfloat16"),
+        (False, "int4", "bfloat16"),
+        (False, "fp8 blocks", "bfloat16"),
+        (False, "fp8 rows", "bfloat16"),
+        (False, "w4", "bfloat16"),
+        (False, "w4 zeros", "bfloat16"),
+        (False, "w4 zeros", "float32"),
+        (True, None, "bfloat16"),
+        (True, None, "float32"),
+        (True, "int8", "bfloat16"),
+        (True, "int4", "bfloat16"),
+        (True, "int4", "float32"),
+        (True, "fp8 blocks", "bfloat16"),
     ],
 )
 def test_logprobs_are_those_of_the_numbers_in_float32(
