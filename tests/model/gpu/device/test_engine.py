@@ -1,6 +1,7 @@
 """Law: greedy tokens are the likeliest in float32, however steps are launched and whoever else is in them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,17 @@ def test_the_law_is_that_of_transformers(dense: Path, oracle: Oracle) -> None:
     chosen = expected.gather(1, torch.tensor(text[1:])[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor([one for one, _ in found]), chosen, atol=EXACT, rtol=0)
     torch.testing.assert_close(torch.tensor([best for _, best in found]), expected.amax(-1), atol=EXACT, rtol=0)
+
+
+def test_a_wrong_token_or_logprob_is_noticed(oracle: Oracle, dtype: str, replayed: tuple[Rig, Replays]) -> None:
+    (right,) = run(replayed[0], PROMPTS[:1])
+    near = NEARNESS[dtype]
+    oracle.check(PROMPTS[:1], [right], near)
+    token = replace(right, tokens=[*right.tokens[:-1], (right.tokens[-1] + 1) % VOCABULARY])
+    logprob = replace(right, logprobs=[right.logprobs[0] + 3 * near, *right.logprobs[1:]])
+    for wrong in (token, logprob):
+        with pytest.raises(AssertionError, match="1 of 16 tokens are wrong"):
+            oracle.check(PROMPTS[:1], [wrong], near)
 
 
 def test_replays_launched_ahead_give_the_tokens_of_launches_one_by_one(
