@@ -215,7 +215,7 @@ def _record_logits(rig: Rig) -> None:
             rows, drafting = rig.scheduler.rows, rig.scheduler.draws_are_checked
             for i, (row, position) in enumerate(zip(packed.rows.tolist(), packed.positions.tolist(), strict=True)):
                 key = (key_of(int(rows.attempt[row]), int(rows.index[row])), position)
-                now = logits[i].numpy().copy()
+                now = logits[i].cpu().numpy().copy()
                 if drafting:
                     rig.logits[key] = now  # what was computed behind a wrong draft is computed again
                 elif rig.logits.setdefault(key, now).tobytes() != now.tobytes():
