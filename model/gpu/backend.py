@@ -61,6 +61,7 @@ class TritonBackend:
     device: torch.device
     scratch: Scratch
     compilations: Compilations = field(default_factory=Compilations)
+    _products: list[GroupProduct] = field(default_factory=list)
 
     def last_compiled(self) -> float:
         return self.compilations.last
@@ -87,7 +88,7 @@ class TritonBackend:
     ) -> MadeProduct | None:
         try:
             if isinstance(weight_format, GroupFormat):
-                return GroupProduct(weight_format, weights, bias, dtype, self.scratch, self.device)
+                return self._product(weight_format, weights, bias, dtype)
             if isinstance(weight_format, RoundedFormat) and isinstance(weight_format.weights, GroupFormat):
                 return weight_format.joined(weights, bias, partial(self._rounded, weight_format.weights, dtype))
         except NotGrouped:  # as parts of a GGUF file may be: torch multiplies
@@ -103,10 +104,17 @@ class TritonBackend:
         bias: Tensor | None,
     ) -> Float8Product | RoundedProduct:
         """Makes a product whose rows are rounded."""
-        product = GroupProduct(form, weights, bias, dtype, self.scratch, self.device)
+        product = self._product(form, weights, bias, dtype)
         if can_multiply(rounding, product, self.device):
             return Float8Product(rounding, product)
         return RoundedProduct(rounding, product)
+
+    def _product(
+        self, form: GroupFormat, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype
+    ) -> GroupProduct:
+        """Makes a product, and remembers it until its kernels have run."""
+        self._products.append(GroupProduct(form, weights, bias, dtype, self.scratch, self.device))
+        return self._products[-1]
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> TritonAttention:
         made = TritonAttention(
@@ -132,6 +140,8 @@ class TritonBackend:
     def model(self, decoder: Decoder, attention: AttentionBackend, sizes: StepSizes) -> Model:
         made, tokens = with_kernels(decoder), decoder.embedding.tokens
         prepare_draws(tokens.vocabulary, tokens.device)
+        while self._products:
+            self._products.pop().run_all_rows(sizes.tokens)
         run_all_tiles(made, getattr(torch, self.dtype), tokens.device, sizes.tokens)
         if reason := why_no_graphs(made):
             log.info("steps are run launch by launch, not as CUDA graphs: %s", reason)

@@ -13,6 +13,7 @@ from torch import Tensor
 from model.forward import ForwardBatch
 from model.gpu.formats import capability_of, format_of
 from model.gpu.group_product import E2M1_BITS, INTEGERS, TABLE, multiply_groups, unpack_groups
+from model.gpu.line_product import LEAST_SCALED, conversion, join_sums, multiply_lines
 from model.weight_formats.groups import (
     ROWS,
     GroupFormat,
@@ -27,7 +28,9 @@ from model.weight_formats.scratch import Scratch, multiply
 from model.weight_formats.stored import StoredWeight
 
 LINE = 64
-"""Bytes of a step that an output has, half as many where its inputs would not fill the last step."""
+"""Bytes of a step that an output has, half as many where its inputs would not fill the last step, and no more than a
+group of integers has inputs, see `model.gpu.line_product`.
+"""
 MOST_ROWS = 64
 """Rows that the kernel multiplies. Each tile of rows reads the weights again, and computes each of them again.
 
@@ -39,10 +42,18 @@ TILE_ROWS, TILE_OUTPUTS, WARPS, STAGES = 16, 32, 4, 6
 Not measured on a device yet. 16 rows are the fewest of a matrix product. With 32 outputs, 4,096 of them are 128
 programs, about one for each multiprocessor of a large GPU. Stages have 2 KB of weights each.
 """
+LINE_OUTPUTS, LINE_WARPS, LINE_STAGES = 64, 4, 5
+"""Sizes of a program that multiplies lines. Its rows are the fewest of 16, 32 and 64 that hold all."""
+PROGRAMS, LEAST_STEPS = 256, 8
+"""Programs that fill a GPU, about two for each multiprocessor of a large one: where outputs have fewer, several divide
+the steps, each at least so many. That does not depend on the rows.
+"""
 UNPACKED = 2**25
 """Weights that are brought back at once for many rows, 64 MiB in 16 bits: 8,192 outputs of 4,096 inputs. Few blocks are
 few launches, and products that fill a GPU. Not measured on a device yet.
 """
+JOINED = 512  # outputs whose sums a program joins
+FIRST_OF_BYTES = -128  # first level of bytes that are converted to bfloat16 by their bits
 FLOAT8_TOGETHER = 16  # inputs and outputs of a product in float8 are multiples of it
 KINDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -117,7 +128,8 @@ class PackedGroups:
     @classmethod
     def empty(cls, like: GroupWeights, outputs: int, inputs: int, device: torch.device) -> "PackedGroups":
         """Makes room for outputs in groups as these."""
-        step, bits = step_of(inputs, like.levels.bits), like.levels.bits
+        bits = like.levels.bits
+        step = step_of(inputs, bits, _least_run(like))
         return cls(
             like.levels,
             step,
@@ -145,6 +157,15 @@ class PackedGroups:
         return self.together if self.scales.groups == 1 else min(self.size & -self.size, self.together)
 
     @property
+    def has_lines(self) -> bool:
+        """Whether `multiply_lines` takes them: integers, of which all of a line have one scale."""
+        if not self.levels.are_integers or self.index is not None:
+            return False
+        if self.scales.groups == 1:
+            return self.offsets is None
+        return self.run == self.together >= LEAST_SCALED
+
+    @property
     def nbytes(self) -> int:
         offsets = None if self.offsets is None else self.offsets.stored
         kept = (self.values, self.scales.stored, offsets, self.index)
@@ -170,9 +191,16 @@ class PackedGroups:
         )
 
 
-def step_of(inputs: int, bits: int) -> int:
-    """Returns the inputs of a step."""
-    step = LINE * 8 // bits
+def _least_run(like: GroupWeights) -> int:
+    """Returns the inputs that lines have at most so that all of a line have one scale, LINE if they cannot."""
+    run = like.size & -like.size
+    one_scale = not like.levels.are_integers or like.index is not None or like.scales.shape[1] == 1
+    return LINE if one_scale or run < LEAST_SCALED else min(run, LINE)
+
+
+def step_of(inputs: int, bits: int, line: int = LINE) -> int:
+    """Returns the inputs of a step whose lines have at most so many bytes."""
+    step = line * 8 // bits
     return step if inputs % step == 0 else step // 2
 
 
@@ -302,6 +330,9 @@ class GroupProduct:
         return y if few or self.bias is None else y.add_(self.bias)
 
     def _launch(self, x: Tensor, part: PackedGroups, y: Tensor, bias: Tensor | None) -> None:
+        if part.has_lines:
+            self._multiply_lines(x, part, y, bias)
+            return
         scales, offsets, index = part.scales, part.offsets, part.index
         grid = (triton.cdiv(len(x), TILE_ROWS), triton.cdiv(part.outputs, TILE_OUTPUTS))
         multiply_groups[grid](
@@ -313,6 +344,33 @@ class GroupProduct:
             OUTS=TILE_OUTPUTS, SCALES=KINDS[scales.dtype], OFFSETS=None if offsets is None else KINDS[offsets.dtype],
             INDEXED=index is not None, BIAS=bias is not None, num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
+
+    def _multiply_lines(self, x: Tensor, part: PackedGroups, y: Tensor, bias: Tensor | None) -> None:
+        scales, offsets, first, steps = part.scales, part.offsets, int(part.levels.numbers[0]), len(part.values)
+        rows = 16 if len(x) <= 16 else 32 if len(x) <= 32 else 64
+        tiles = triton.cdiv(part.outputs, LINE_OUTPUTS)
+        together = triton.cdiv(steps, max(1, min(PROGRAMS // tiles, steps // LEAST_STEPS)))
+        parts = triton.cdiv(steps, together)
+        sums = y if parts == 1 else x.new_empty((parts, len(x), part.outputs), dtype=torch.float32)
+        multiply_lines[triton.cdiv(len(x), rows), tiles, parts](
+            sums, x, part.values, scales.stored, (scales if offsets is None else offsets).stored,
+            x if bias is None else bias, len(x), part.outputs, self.inputs, sums.stride(-2), BITS=part.levels.bits,
+            FIRST=first, SIZE=0 if scales.groups == 1 else part.size,
+            CONVERSION=conversion_for(part.levels.bits, first, x), STEPS=together, STEP=part.step, ROWS=rows,
+            OUTS=LINE_OUTPUTS, SCALES=KINDS[scales.dtype], OFFSETS=None if offsets is None else KINDS[offsets.dtype],
+            BIAS=bias is not None and parts == 1, num_warps=LINE_WARPS, num_stages=LINE_STAGES,
+        )  # fmt: skip
+        if parts > 1:
+            join_sums[len(x), triton.cdiv(part.outputs, JOINED)](
+                y, sums, x if bias is None else bias, len(x), part.outputs, y.stride(0), PARTS=parts, OUTS=JOINED,
+                BIAS=bias is not None,
+            )  # fmt: skip
+
+    def run_all_rows(self, most: int) -> None:
+        """Runs products with up to `most` rows so that all kernels are compiled."""
+        for rows in (1, 17, 33, MOST_ROWS + 1):
+            if rows <= most:
+                self(torch.zeros((rows, self.inputs), dtype=self._dtype, device=self._one.device))
 
     def _by_blocks(self, x: Tensor, part: PackedGroups, y: Tensor) -> None:
         for start in range(0, part.outputs, self._unpacked):
@@ -337,6 +395,13 @@ class GroupProduct:
             INDEXED=index is not None, num_warps=WARPS,
         )  # fmt: skip
         return weights
+
+
+def conversion_for(bits: int, first: int, x: Tensor) -> str:
+    """Returns the instructions that convert levels to x's dtype on its device, "" if there are none."""
+    half, of_nvidia = x.dtype == torch.float16, x.device.type == "cuda" and torch.version.hip is None
+    exact = bits == 4 or half or first == FIRST_OF_BYTES
+    return conversion(bits, first, half) if of_nvidia and exact and x.dtype != torch.float32 else ""
 
 
 def unpacked_outputs(inputs: int) -> int:

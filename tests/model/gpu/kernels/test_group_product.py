@@ -1,7 +1,7 @@
 """Products with weights in groups, beside float64; planted faults."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from model.gpu import group_linear
 from model.gpu.group_linear import MOST_ROWS, GroupNumbers, GroupProduct, PackedGroups, pack_steps, unpack_steps
 from model.weight_formats.groups import GroupFormat, GroupWeights, bring_back
 from model.weight_formats.int8 import Int8Format, quantize
-from model.weight_formats.levels import E2M1, E4M3, INT4, INT8, Levels
+from model.weight_formats.levels import E2M1, E4M3, INT4, INT8, UINT4, Levels
 from model.weight_formats.plain import PlainFormat, plain_weight
 from model.weight_formats.scratch import Scratch
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
@@ -86,33 +86,48 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 def near(
     form: GroupFormat, weights: Sequence[StoredWeight], dtype: torch.dtype, rows: int, biased: bool = False
 ) -> None:
-    """The weights are rounded once, and so is the result; the rest is the rounding of sums in float32."""
+    """The weights are rounded once or not at all, and so is the result; the rest is the rounding of sums in float32."""
     x = numbers(rows, weights[0].inputs, seed=rows).to(dtype)
-    weight = torch.cat([bring_back(form.groups(one)) for one in weights]).to(dtype).double()
+    product = product_of(form, weights, dtype)
+    few = rows <= MOST_ROWS
+    exact = few and all(part.has_lines for part in product.parts)
+    weight = torch.cat([bring_back(form.groups(one)) for one in weights]).to(torch.float32 if exact else dtype).double()
     bias = numbers(len(weight), seed=1).to(dtype) if biased else None
     expected = x.double() @ weight.T + (0.0 if bias is None else bias.double())
     found = product_of(form, weights, dtype, None if bias is None else bias.to(DEVICE))(x.to(DEVICE))
     assert (found.dtype, found.shape) == (dtype, expected.shape)
     sizes = x.double().abs() @ weight.abs().T
     allowed = 2e-6 * sizes + ROUNDING[dtype] * expected.abs() + 1e-6
+    if not few and not INTERPRETED:
+        allowed += ROUNDING[dtype] / 8 * sizes  # torch may divide a sum, and round each part
     assert ((found.cpu().double() - expected).abs() <= allowed).all()
 
 
 class Launches:
-    """Takes the place of the kernel, and counts how often it is launched."""
+    """Takes the place of kernels, and counts how often they are launched."""
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel, self.count = kernel, 0
+    def __init__(self) -> None:
+        self.count = 0
+
+    def of(self, kernel: Any) -> Any:
+        return Counted(self, kernel)
+
+
+@dataclass(frozen=True)
+class Counted:
+    launches: Launches
+    kernel: Any
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        self.count += 1
+        self.launches.count += 1
         return self.kernel[grid]
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
-    counting = Launches(group_linear.multiply_groups)
-    monkeypatch.setattr(group_linear, "multiply_groups", counting)
+    counting = Launches()
+    for name in ("multiply_groups", "multiply_lines"):
+        monkeypatch.setattr(group_linear, name, counting.of(getattr(group_linear, name)))
     return counting
 
 
@@ -276,16 +291,17 @@ def roll(groups: GroupWeights, dim: int) -> GroupWeights:
 
 
 class Changed:
-    """The kernel with another constant."""
+    """A kernel with another constant."""
 
-    def __init__(self, **changes: Any) -> None:
-        self._changes = changes
+    def __init__(self, kernel: Any = group_linear.multiply_groups, **changes: Any) -> None:
+        self._kernel, self._changes = kernel, changes
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *args, **constants: REAL_KERNEL[grid](*args, **constants | self._changes)
+        return lambda *args, **constants: self._kernel[grid](*args, **constants | self._changes)
 
 
 REAL_PUT, REAL_KERNEL, REAL_PAIRS = PackedGroups.put, group_linear.multiply_groups, group_linear.pack_pairs
+REAL_LINES, REAL_JOIN = group_linear.multiply_lines, group_linear.join_sums
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "scales of the neighbouring output": lambda patch: patch.setattr(
@@ -310,6 +326,61 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     ),
     "no bias": lambda patch: patch.setattr(group_linear, "multiply_groups", Changed(BIAS=False)),
 }  # fmt: skip
+
+
+FAULTS_OF_LINES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "offsets left out": lambda patch: patch.setattr(group_linear, "multiply_lines", Changed(REAL_LINES, OFFSETS=None)),
+    "another group's scales": lambda patch: patch.setattr(group_linear, "multiply_lines", Changed(REAL_LINES, SIZE=64)),
+    "levels off by one": lambda patch: patch.setattr(group_linear, "multiply_lines", Changed(REAL_LINES, FIRST=-7)),
+    "a part left out": lambda patch: patch.setattr(group_linear, "join_sums", Changed(REAL_JOIN, PARTS=2)),
+    "no bias": lambda patch: patch.setattr(group_linear, "join_sums", Changed(REAL_JOIN, BIAS=False)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_LINES)
+def test_harness_catches_in_lines(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    form, weight = drawn(INT4, 40, 64 * 24, 32, True)
+    near(form, [weight], DTYPES[1], 2, biased=True)
+    FAULTS_OF_LINES[fault](monkeypatch)
+    with pytest.raises(AssertionError):
+        near(form, [weight], DTYPES[1], 2, biased=True)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 20, 40, MOST_ROWS])
+@pytest.mark.parametrize("levels", [INT4, UINT4, INT8], ids=lambda levels: levels.name)
+@pytest.mark.parametrize("size", [32, 128, -1])
+def test_lines_of_few_outputs_are_divided(levels: Levels, size: int, rows: int) -> None:
+    """Several programs have the steps of an output, the last of them fewer."""
+    form, weight = drawn(levels, 70, 128 * 27 + 64, size, levels is UINT4 and size > 0)
+    product = product_of(form, [weight], DTYPES[2])
+    assert all(part.has_lines for part in product.parts)
+    near(form, [weight], DTYPES[2], rows, biased=True)
+
+
+def test_what_has_no_lines() -> None:
+    """Other levels than integers, groups that are no runs or smaller, and an offset for all inputs."""
+    for case in (
+        (E2M1, 8, 128, 64, False), (INT4, 8, 128, 16, False), (INT4, 8, 128, 48, False), (INT4, 8, 128, -1, True),
+        (INT4, 8, 96, 32, False, 0, True),
+    ):  # fmt: skip
+        form, weight = drawn(*case)
+        assert not any(part.has_lines for part in product_of(form, [weight], DTYPES[2]).parts)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("half", [False, True], ids=["bfloat16", "float16"])
+@pytest.mark.skipif(INTERPRETED, reason="runs instructions of a device")
+def test_levels_by_their_bits(bits: int, half: bool) -> None:
+    """Each stored integer becomes its level, with a product by one."""
+    dtype, levels = (torch.float16 if half else torch.bfloat16), INT4 if bits == 4 else INT8
+    values = torch.arange(256, dtype=torch.uint8).view(1, 256) & (2**bits - 1)
+    tensors = {"values": values, "scales": torch.ones(1, 1)}
+    described = [StoredTensor(key, tuple(tensor.shape), rows=Axis(0)) for key, tensor in tensors.items()]
+    weight = StoredWeight("drawn", 1, 256, described, tensors)
+    product = product_of(Drawn(levels, 256), [weight], dtype)
+    for start in range(0, 256, MOST_ROWS):
+        found = product(torch.eye(256, dtype=dtype, device=DEVICE)[start : start + MOST_ROWS])
+        assert found[:, 0].tolist() == [levels.numbers[n] for n in values[0, start : start + MOST_ROWS].tolist()]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
