@@ -204,14 +204,15 @@ def _attend_piece(
     total = tl.zeros((TILE_TOKENS * TILE_HEADS,), tl.float32)
     mixed = tl.zeros((TILE_TOKENS * TILE_HEADS, PADDED_DIM), tl.float32)
     LOOPS: tl.constexpr = 3 if TILE_TOKENS * TILE_HEADS > 16 else 1
-    bounds = (begin // TILE_KEYS * TILE_KEYS, end)
+    first_tile = begin // TILE_KEYS * TILE_KEYS
+    bounds = (first_tile, end, end, end)
     if LOOPS == 3:
         # Tiles that all queries see whole have a loop of their own, without masks.
         seen_from = tl.maximum(begin, tl.max(tl.where(there, see_from, 0), 0))
         seen_to = tl.minimum(end, tl.min(tl.where(there, see_to, end), 0))
         whole_from = tl.minimum(end, tl.cdiv(seen_from, TILE_KEYS) * TILE_KEYS)
         whole_to = tl.maximum(whole_from, seen_to // TILE_KEYS * TILE_KEYS)
-        bounds = (begin // TILE_KEYS * TILE_KEYS, whole_from, whole_to, end)
+        bounds = (first_tile, whole_from, whole_to, end)
     for loop in tl.static_range(LOOPS):
         for base in tl.range(bounds[loop], bounds[loop + 1], TILE_KEYS):
             top, total, mixed = _add_tile(

@@ -20,7 +20,7 @@ from model.attention.recurrence import LinearRecurrence, no_states
 from model.attention.visible_keys import VisibleKeys
 from model.gpu.attention import FIELDS, attend_pieces, join_parts
 from model.gpu.cache_write import write_slots
-from model.gpu.formats import capability_of, format_of
+from model.gpu.formats import capability_of, page_format_of
 from model.gpu.heads_kind import HeadsKind
 from model.gpu.heads_kind import why_not as why_not_of_shape
 from model.gpu.kv_pool import KVPool
@@ -83,7 +83,7 @@ class TritonAttention:
         self._states = GpuStates(layout, self.pool, device)
         self._slots = pages * layout.page_size
         name, capability = _device(device)
-        self._format = format_of(self.pool.eight_bit, capability)
+        self._format = page_format_of(self.pool.eight_bit, capability)
         elements = "float32" if compute == "float32" else "eight" if self._format else "half"
         self._capped, self._cap = soft_cap is not None, LOG2E * (soft_cap or 0.0)
         self._kinds = [

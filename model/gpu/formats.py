@@ -8,10 +8,11 @@ import torch
 import triton
 import triton.language as tl
 
-PLAIN, INT8, FP8, FP8_BITS = (tl.constexpr(i) for i in range(4))
-"""Formats: floats unchanged; int8; e4m3 converted by the device; e4m3 converted here."""
+PLAIN, INT8, FP8, FP8_BITS, FP8_PACKED = (tl.constexpr(i) for i in range(5))
+"""Formats: floats unchanged; int8; e4m3 converted by the device; converted here; and four at once, by `shifted`."""
 
 NATIVE_FP8 = (8, 9)  # compute capability that converts e4m3
+NO_PACKED = (10, 0)  # from which Triton's pipelines of loops refuse instructions that it does not know
 HALF_SHIFT = tl.constexpr(2.0**60)
 """Square root of what e4m3 is too small by whose bits stand in those of bfloat16: its exponents' bias is 120 larger."""
 
@@ -35,6 +36,12 @@ def format_of(kind: torch.dtype | None, capability: tuple[int, int]) -> int:
     return (FP8 if capability >= NATIVE_FP8 else FP8_BITS).value
 
 
+def page_format_of(kind: torch.dtype | None, capability: tuple[int, int]) -> int:
+    """Returns the format of elements of pages, see `format_of`."""
+    found = format_of(kind, capability)
+    return FP8_PACKED.value if found == FP8.value and capability < NO_PACKED else found
+
+
 @triton.jit
 def decoded(x, FORMAT: tl.constexpr, TO: tl.constexpr):
     """Converts elements of a page to TO, exactly in 16 bits and more.
@@ -46,7 +53,7 @@ def decoded(x, FORMAT: tl.constexpr, TO: tl.constexpr):
         bits = x.to(tl.uint16)
         bits = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
         return (bits.to(tl.float16, bitcast=True) * 256.0).to(TO)
-    if FORMAT == FP8:
+    if FORMAT == FP8 or FORMAT == FP8_PACKED:  # noqa: SIM109 - constants of Triton are in no tuple
         return x.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(TO)
     if FORMAT == INT8:
         return x.to(tl.int8, bitcast=True).to(TO)
@@ -67,7 +74,7 @@ def shifted(x, FORMAT: tl.constexpr, TO: tl.constexpr, IN_PLACE: tl.constexpr):
         IN_PLACE: Whether threads convert the elements that they loaded, 16 bytes at once. If not, the compiler may let
             them convert those that they multiply, which for the values of a decode are single bytes.
     """
-    if FORMAT == FP8 and TO.is_bf16():
+    if FORMAT == FP8_PACKED and TO.is_bf16():
         # Of two bytes: each with its sign extended to 16 bits, then its exponent and mantissa in their places.
         return tl.inline_asm_elementwise(
             "prmt.b32 $0, $2, 0, 0x9180; shl.b32 $0, $0, 4; and.b32 $0, $0, 0x87f087f0;"
@@ -83,7 +90,7 @@ def shifted(x, FORMAT: tl.constexpr, TO: tl.constexpr, IN_PLACE: tl.constexpr):
 @triton.jit
 def half_shift(FORMAT: tl.constexpr, TO: tl.constexpr):
     """Returns the square root of what elements are to be multiplied with that `shifted` has converted."""
-    if (FORMAT == FP8 and TO.is_bf16()) or (FORMAT == FP8_BITS and not TO.is_fp16()):
+    if (FORMAT == FP8_PACKED and TO.is_bf16()) or (FORMAT == FP8_BITS and not TO.is_fp16()):
         return HALF_SHIFT
     return 1.0
 

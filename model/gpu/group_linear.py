@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from model.forward import ForwardBatch
-from model.gpu.formats import capability_of, format_of
+from model.gpu.formats import NO_PACKED, capability_of, format_of
 from model.gpu.group_product import E2M1_BITS, INTEGERS, TABLE, multiply_groups, unpack_groups
 from model.gpu.line_product import LEAST_SCALED, conversion, join_sums, multiply_lines
 from model.weight_formats.groups import (
@@ -399,9 +399,9 @@ class GroupProduct:
 
 def conversion_for(bits: int, first: int, x: Tensor) -> str:
     """Returns the instructions that convert levels to x's dtype on its device, "" if there are none."""
-    half, of_nvidia = x.dtype == torch.float16, x.device.type == "cuda" and torch.version.hip is None
-    exact = bits == 4 or half or first == FIRST_OF_BYTES
-    return conversion(bits, first, half) if of_nvidia and exact and x.dtype != torch.float32 else ""
+    half, exact = x.dtype == torch.float16, bits == 4 or x.dtype == torch.float16 or first == FIRST_OF_BYTES
+    takes_them = x.device.type == "cuda" and torch.version.hip is None and capability_of(x.device) < NO_PACKED
+    return conversion(bits, first, half) if takes_them and exact and x.dtype != torch.float32 else ""
 
 
 def unpacked_outputs(inputs: int) -> int:

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from model.gpu.formats import FP8, FP8_BITS, decoded
 
-INTEGERS, E2M1_BITS, TABLE = (tl.constexpr(i) for i in range(4, 7))
+INTEGERS, E2M1_BITS, TABLE = (tl.constexpr(i) for i in range(5, 8))
 """Formats of stored integers beside FP8 and FP8_BITS: levels that follow each other; e2m1; any levels, by a table."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import torch
 import triton.language as tl
 
 from model.gpu import formats
@@ -42,9 +43,10 @@ and loads them behind it. No other kernel may spill.
 FLOATS = {"float32": ("*fp32", tl.float32), "half": ("*bf16", tl.bfloat16), "eight": ("*bf16", tl.bfloat16)}
 
 
-def float8(device: Device) -> Any:
+def float8(device: Device, pages: bool = False) -> int:
     """Returns the format of e4m3 on a device: AMD's convert it by its bits, as those below 8.9 do."""
-    return formats.FP8 if isinstance(device, int) and device >= 89 else formats.FP8_BITS
+    capability = divmod(device, 10) if isinstance(device, int) else (0, 0)
+    return (formats.page_format_of if pages else formats.format_of)(torch.float8_e4m3fn, capability)
 
 
 def attention(
@@ -55,7 +57,7 @@ def attention(
     pages, format_ = floats, formats.PLAIN.value
     if elements == "eight":
         pages = "*u8"
-        format_ = (float8(device) if fp8 else formats.INT8).value
+        format_ = float8(device, pages=True) if fp8 else formats.INT8.value
     types = {
         "out": floats, "queries": floats, "keys": pages, "values": pages, "key_scales": "*fp32",
         "value_scales": "*fp32", "plan": "*i32", "header": "i32", "first_key": "*i32", "end_key": "*i32",
