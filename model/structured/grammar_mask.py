@@ -20,6 +20,7 @@ FINITE = -1e30  # logit at which a forbidden end token can be drawn where nothin
 
 SLOW = 0.05  # seconds of processor time for a mask, or a token that is taken: those of other requests wait meanwhile
 LENIENCE = 0.05  # seconds, by which those of one output may exceed that together: a busy host adds to them
+WORTH = 0.0003  # seconds of a mask, in which the likeliest tokens can be checked instead
 MOST_JUMP = 64  # tokens
 TOO_SLOW = f"its grammar takes more than {SLOW * 1000:g} ms a token"
 
@@ -59,6 +60,7 @@ class GrammarMask:
         self._matcher, self._forcing, self._closing, self._ends, self._took = matcher, forcing, closing, ends, took
         self._next: tuple[Bits, list[int]] | None = None  # mask of the next draw, and forced tokens, where known
         self._free: bool | None = None  # whether none is forced, where that was looked for
+        self._within_text = 0.0  # seconds of the last mask where none was forced
         self._over = 0.0  # seconds that masks and tokens took beyond `SLOW`
 
     @property
@@ -168,6 +170,16 @@ class GrammarMask:
         return allowed and (token not in self._ends or matcher.is_accepting() or matcher.is_stopped())
 
     @property
+    def is_slow(self) -> bool:
+        """Whether the last mask that might have waited took long. What is drawn does not depend on it."""
+        return self._within_text > WORTH
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether no token is allowed any more, as `mask` then says why."""
+        return isinstance(self._matcher, RequestFault) or self._matcher.is_error()
+
+    @property
     def is_forced(self) -> bool:
         """Whether the next token is a forced one, once the mask of its draw is known."""
         return self._next is not None and bool(self._next[1])
@@ -212,7 +224,9 @@ class GrammarMask:
         if self._next is None:
             began = time.thread_time()
             self._next = self._look(self._matcher, began)
-            self._took(time.thread_time() - began)
+            seconds = time.thread_time() - began
+            self._within_text = seconds if self._free else self._within_text
+            self._took(seconds)
             self._charge(self._matcher, began)
         if isinstance(self._matcher, RequestFault):
             raise self._matcher
