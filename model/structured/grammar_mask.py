@@ -35,6 +35,7 @@ class GrammarMask:
     """The constraint of one sequence. Applies after all other processors, so that none of them can break it.
 
     An output that is complete, and that nothing can follow, ends: its end tokens are drawn whatever other controls say.
+    A stop token is taken as an end token: it is allowed where the output is complete and may end.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class GrammarMask:
         ends: Sequence[int] = (),
         took: Callable[[float], None] = _ignore,
         lock: int = 0,
+        stops: Sequence[int] = (),
     ) -> None:
         """Makes the constraint at the start of an output.
 
@@ -55,9 +57,11 @@ class GrammarMask:
             ends: End tokens.
             took: Is told the seconds of processor time of each mask.
             lock: The same number as of others whose matchers share a lock.
+            stops: Stop tokens. No text of the grammar has them.
         """
         self.lock = lock
         self._matcher, self._forcing, self._closing, self._ends, self._took = matcher, forcing, closing, ends, took
+        self._stops = frozenset(stops) - {*ends}
         self._next: tuple[Bits, list[int]] | None = None  # mask of the next draw, and forced tokens, where known
         self._free: bool | None = None  # whether none is forced, where that was looked for
         self._within_text = 0.0  # seconds of the last mask where none was forced
@@ -83,7 +87,9 @@ class GrammarMask:
                     store.completions, params.grammar_tokens, params.grammar_short, params.reasoning_end, start
                 )
             matcher, lock = compiled.matcher()
-            return cls(matcher, store.forcing, closing, store.completions.ends, compiled.took, lock)
+            return cls(
+                matcher, store.forcing, closing, store.completions.ends, compiled.took, lock, params.grammar_stops
+            )
         except RequestFault as fault:
             return cls(fault)
 
@@ -99,6 +105,7 @@ class GrammarMask:
 
     def drew(self, token: int) -> None:
         """Records the next output token."""
+        token = self._as_end(token)
         if self._closing is not None and not isinstance(self._matcher, RequestFault):
             self._closing.drew(self._matcher, token)
         self._next = self._free = None
@@ -125,7 +132,9 @@ class GrammarMask:
         """
         if self._closing is None or isinstance(self._matcher, RequestFault):
             return token
-        return self._closing.settled(self._matcher, token, search)
+        taken = self._as_end(token)
+        kept = self._closing.settled(self._matcher, taken, search)
+        return token if kept == taken else kept
 
     def closable(self, tokens: Sequence[int], until: float) -> list[int]:
         """Returns tokens that a search may go on with: the output behind each can be completed in time.
@@ -164,7 +173,7 @@ class GrammarMask:
         """Returns whether the mask has a token. False also where the matcher fails at it, as `mask` then says."""
         if isinstance(matcher := self._matcher, RequestFault):
             return False
-        began = time.thread_time()
+        began, token = time.thread_time(), self._as_end(token)
         allowed = matcher.validate_tokens([token]) == 1 and not matcher.is_error()
         self._charge(matcher, began)
         return allowed and (token not in self._ends or matcher.is_accepting() or matcher.is_stopped())
@@ -250,7 +259,10 @@ class GrammarMask:
             tokens = forcing.tokens(matcher, bits, 1, began + SLOW + LENIENCE)
         except TimeoutError:
             tokens = self._look_again(matcher, forcing, bits)
-        return (forcing.alone(tokens[0]) if tokens else bits), tokens
+        if tokens:
+            return forcing.alone(tokens[0]), tokens
+        self._put_stops(bits)
+        return bits, tokens
 
     def _look_again(self, matcher: Matcher, forcing: Forcing, bits: Bits) -> list[int]:
         """Does what took too long once more, which a pause of the machine does not do twice. Raises RequestFault."""
@@ -270,6 +282,16 @@ class GrammarMask:
         if allowed and not (matcher.is_accepting() or matcher.is_stopped()):
             for end in allowed:
                 bits[end >> 5] ^= np.int32(np.uint32(1 << (end & 31)).view(np.int32))
+
+    def _put_stops(self, bits: Bits) -> None:
+        """Allows stop tokens in a mask where the end token is allowed."""
+        if self._stops and bits[self._ends[0] >> 5] >> (self._ends[0] & 31) & 1:
+            for stop in self._stops:
+                bits[stop >> 5] |= np.uint32(1 << (stop & 31)).view(np.int32)
+
+    def _as_end(self, token: int) -> int:
+        """Returns the end token that a stop token is taken as; any other token itself."""
+        return self._ends[0] if token in self._stops else token
 
     @property
     def can_only_end(self) -> bool:

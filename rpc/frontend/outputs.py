@@ -92,6 +92,23 @@ class Outputs:
                 says = f"has the model's end token {found!r:.60}, behind which no output goes on"
                 require(found is None, f"{tag.place}.{name}", text, says)
 
+    def _check_stops(self, spec: Spec, constraint: Constraint) -> None:
+        """Checks that stop tokens beside a constraint can be taken as end tokens: no output has them in it.
+
+        Raises:
+            InvalidRequest: An output might have one.
+        """
+        if not spec.stopping.stop_token_ids:
+            return
+        named = OutputForm.of_text(constraint.text).ids if isinstance(constraint, OutputConstraint) else {}
+        for i, token in enumerate(spec.stopping.stop_token_ids):
+            name = f"stopping.stop_token_ids[{i}]"
+            if token not in self.ends and token in named.values():
+                says = f"is {self.special.get(token, '')!r:.60}, which an output with this constraint may have in it"
+                raise InvalidRequest(name, token, says)
+            says = "is a token of text, in which a constrained output may need it: give its text as stopping.stop"
+            require(token in self.ends or token in self.special, name, token, says)
+
     def prompt_end(self, spec: Spec, ids: Sequence[int], tokenizer: Tokenizer) -> str:
         """Returns the text of a conversation's last tokens, which says whether the output begins with reasoning."""
         if (self.form.reasoning is None and self.form.tools is None) or not isinstance(spec.prompt, Chat):
@@ -153,6 +170,7 @@ class Outputs:
         constraint = self._constraint(spec, end)
         if constraint is None:
             return UNCONSTRAINED
+        self._check_stops(spec, constraint)
         try:
             return self.grammars.grammar(constraint, spec.sharing)
         except GrammarRefused as refused:
