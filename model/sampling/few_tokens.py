@@ -24,7 +24,7 @@ from torch import Tensor
 
 from model.structured.grammar_mask import GrammarMask
 
-CHECKED = 96  # tokens of a row, after which its mask is computed
+CHECKED, REFUSED = 96, 32  # tokens of a row that are checked, and forbidden ones, after which its mask is computed
 MOST_TOP_K, LEAST_MIN_P = 64, 0.02  # of rows that keep so few tokens
 BLOCK = 64  # logits of which the largest is looked at first
 LOWEST = float(np.finfo(np.float32).min)
@@ -99,7 +99,7 @@ def refused(
         reach: As in `Cuts`.
 
     Returns:
-        Forbidden ones; None where more than these tokens would have to be checked, or the constraint has failed.
+        Forbidden ones; None where too many would have to be checked or forbidden, or the constraint has failed.
     """
     found, allowed, lowest = list[int](), 0, np.inf
     for value, token in zip(values, tokens, strict=True):
@@ -111,7 +111,7 @@ def refused(
                 lowest = max(value - reach, LOWEST)
             if allowed == top_k:
                 lowest = max(value, lowest)
-        elif mask.has_failed:
+        elif mask.has_failed or len(found) == REFUSED:
             return None
         else:
             found.append(token)
