@@ -23,6 +23,18 @@ def tool(name: str) -> Schema:
     return {"type": "object", "properties": called, "required": ["name", "arguments"], "additionalProperties": False}
 
 
+def tags(names: list[str]) -> dict[str, Any]:
+    """Returns structural tags of calls of search tools, of which the output begins with one."""
+    calls = [
+        {"begin": f"<function={name}>", "end": "</function>",
+         "content": {"type": "json_schema", "json_schema": tool(name)["properties"]["arguments"]}}
+        for name in names
+    ]  # fmt: skip
+    return {
+        "format": {"type": "triggered_tags", "triggers": ["<function="], "tags": calls, "at_least_one": True},
+    }  # fmt: skip
+
+
 def record(**more: Schema) -> Schema:
     """Returns the schema of a person, with more properties, or others, than name, age and mail address."""
     properties: Schema = {

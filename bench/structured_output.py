@@ -35,13 +35,14 @@ from llguidance import LLMatcher, LLTokenizer
 from bench.byte_pairs import write_tokenizer
 from bench.figures import AsJson, show
 from bench.first_token import first_tokens
-from bench.schemas import LABELLED, LABELS, RECORDS, tool
+from bench.schemas import LABELLED, LABELS, RECORDS, tags, tool
 from bench.shapes import MODELS, write_model
 from model.inputs.completion import Completions
 from model.inputs.grammar_backends import BACKENDS, LLGUIDANCE, MARK
 from model.inputs.grammar_checker import GrammarChecker
-from model.inputs.grammars import grammar_of, limits
+from model.inputs.grammars import limits
 from model.inputs.matcher import Matcher
+from model.inputs.tag_grammar import grammar_of_any
 from model.structured.compiled_grammar import MOST_COMPILED
 from model.structured.forcing import Bits, Forcing
 from model.structured.grammar_store import SECONDS
@@ -77,6 +78,7 @@ CONSTRAINTS = {
     "any JSON object": Structured.json_object(),
     "regex": Structured.regex(r"[A-Za-z ]{1,80}: [0-9]{1,6}(\.[0-9]{2})? (EUR|USD)"),
     "choice of 100": Structured.choice([f"category number {number}" for number in range(100)]),
+    "ten tags": Structured.structural_tag(tags([f"search_{number}" for number in range(10)])),
 }
 
 
@@ -101,9 +103,18 @@ def timed(call: Callable[[], T]) -> tuple[T, float]:
     return made, time.perf_counter() - began
 
 
+def keeps(backend: str, structured: Structured) -> bool:
+    """Returns whether a library keeps a constraint."""
+    if backend == LLGUIDANCE:
+        return True
+    from model.inputs.with_xgrammar import grammars
+
+    return grammars.serves(structured.kind, structured.text)
+
+
 def compiler_of(backend: str, structured: Structured, vocabulary: LLTokenizer) -> Callable[[], Matcher]:
     """Returns what compiles a constraint by a library, which has read the vocabulary."""
-    grammar = grammar_of(structured.kind, structured.text)
+    grammar = grammar_of_any(structured.kind, structured.text)
     if backend == LLGUIDANCE:
         return lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=limits())
     from model.inputs.with_xgrammar import grammars
@@ -157,7 +168,7 @@ def of_one_row(structured: Structured, vocabulary: LLTokenizer, width: int, back
 
 def forced(structured: Structured, text: str, vocabulary: LLTokenizer, forcing: Forcing) -> dict[str, float]:
     """Counts the tokens of an output that are put in without a step. The others are those that a model prefers."""
-    matcher = LLMatcher(vocabulary, grammar_of(structured.kind, structured.text), log_level=0, limits=limits())
+    matcher = LLMatcher(vocabulary, grammar_of_any(structured.kind, structured.text), log_level=0, limits=limits())
     left, count, jumped = text.encode(), 0, 0
     while left:
         bits = forcing.mask(matcher)
@@ -240,7 +251,9 @@ def main(
         vocabulary, seconds = timed(lambda: load_vocabulary(directory, width, (END,)))
         for backend in (name for name in BACKENDS if Part.ROW in measured and find_spec(name) is not None):
             rows = {
-                name: of_one_row(structured, vocabulary, width, backend) for name, structured in CONSTRAINTS.items()
+                name: of_one_row(structured, vocabulary, width, backend)
+                for name, structured in CONSTRAINTS.items()
+                if keeps(backend, structured)
             }
             show(f"{backend}, one row, {width:,} tokens; vocabulary read in {seconds:.2f} s", rows, as_json)
         forcing = Forcing(vocabulary)

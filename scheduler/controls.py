@@ -15,7 +15,7 @@ class LogitsParams:
     grammar_tokens: within how many tokens its output is closed, 0 for none; grammar_short: tokens of a short output.
     reasoning_tokens: most tokens of reasoning, -1 for any number; it comes before the processors of a user. Reasoning
     is what stands between the tokens `reasoning_begin` and `reasoning_end`; reasons: the output begins within it;
-    reasons_again: it may also begin later.
+    reasons_again: it may also begin later. grammar_stops: tokens that end an output with a grammar as end tokens do.
     """
 
     allowed: tuple[int, ...] = ()
@@ -36,6 +36,7 @@ class LogitsParams:
     reasoning_end: tuple[int, ...] = ()
     reasons: bool = False
     reasons_again: bool = False
+    grammar_stops: tuple[int, ...] = ()
 
 
 NO_LOGITS_PARAMS = LogitsParams()

@@ -148,7 +148,7 @@ def check_ids(name: str, ids: Sequence[int], most: int, limits: Limits) -> None:
 def check_structured(spec: Spec, structured: Structured, limits: Limits) -> None:
     """Checks a constraint's size, and that nothing beside it ends the output elsewhere. Raises InvalidRequest.
 
-    A stop string ends it only where it is complete.
+    A stop string, and a stop token, end it only where it is complete.
     """
     size, most = len(structured.text.encode()), limits.request.structured_output_bytes
     require(size <= most, structured.path, f"{size} bytes", f"at most {most} bytes")
@@ -166,12 +166,8 @@ def check_tool_use(spec: Spec, tool_use: ToolUse, limits: Limits) -> None:
 
 
 def _check_ends(spec: Spec, constraint: str) -> None:
-    stopping = spec.stopping
-    for name, value, neutral in (
-        ("stopping.stop_token_ids", stopping.stop_token_ids, ()),
-        ("stopping.ignore_eos", stopping.ignore_eos, False),
-    ):
-        require(value == neutral, name, value, f"does not go with {constraint}, which says where the output ends")
+    ignores = spec.stopping.ignore_eos
+    require(not ignores, "stopping.ignore_eos", ignores, f"does not go with {constraint}: a complete output has to end")
 
 
 NEEDED = "needs a model with an end token, and a tokenizer of bytes (BPE or SentencePiece): this one has not both"
@@ -270,6 +266,7 @@ def _logits_params(
         processors_args=sampling.logits_processors_args,
         grammar=grammar,
         grammar_salt=spec.sharing if grammar else "",
+        grammar_stops=spec.stopping.stop_token_ids if grammar else (),
         **_of_class(LogitsParams, values),
     )
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.sampling.builtin_processors import BUILT_IN, BuiltIn
+from model.sampling.few_tokens import Cuts, forbid_few
 from model.sampling.logits_processors import UserProcessors, args_of
 from model.sampling.sources import NO_SOURCES, ProcessorSources
 from model.structured.forbidding import Forbid, apply_masks, forbid
@@ -239,9 +240,33 @@ class ProcessorRows:
         found = [i for i in places if (mask := self._masks.get(int(rows[i]))) is not None and mask.can_wait()]
         return np.array(found, np.int64)
 
-    def refused(self, rows: Ints, tokens: Ints, late: Ints) -> Ints:
-        """Returns which of the places `late` drew tokens that their masks forbid. tokens: [n] int64."""
-        found = [i for i in late.tolist() if not self._masks[int(rows[i])].allows(int(tokens[i]))]
+    def few(self, rows: Ints, may: NDArray[np.bool_]) -> Ints:
+        """Returns whose likeliest tokens are checked in place of a mask, where masks take long.
+
+        Args:
+            rows: [n] int64. Batch rows.
+            may: [n] bool. Rows that draw among a few tokens.
+
+        Returns:
+            [m] int64. Places in `rows`.
+        """
+        found = [i for i in self.late(rows, may).tolist() if self._masks[int(rows[i])].is_slow]
+        return np.array(found, np.int64)
+
+    def refused(self, rows: Ints, tokens: Ints, likeliest: Ints, late: Ints) -> Ints:
+        """Returns which of the places `late` would draw otherwise behind their masks.
+
+        Args:
+            rows: [n] int64. Batch rows.
+            tokens: [n] int64. Draws among all tokens.
+            likeliest: [n] int64. Tokens with the largest logits. Without these, scaled logits are rounded otherwise.
+            late: [m] int64. Places.
+        """
+        found = list[int]()
+        for i in late.tolist():
+            mask = self._masks[int(rows[i])]
+            if not all(mask.allows(token) for token in {int(tokens[i]), int(likeliest[i])}):
+                found.append(i)
         return np.array(found, np.int64)
 
     def masked(self, logits: Tensor, rows: Ints, places: Ints, forbid: Forbid = forbid) -> Tensor:
@@ -273,6 +298,7 @@ class ProcessorRows:
         keeps: bool = True,
         forbid: Forbid = forbid,
         late: Ints = NONE,
+        cuts: Cuts | None = None,
     ) -> Tensor:
         """Changes the logits of rows that have processors.
 
@@ -284,6 +310,7 @@ class ProcessorRows:
                 they leave those of allowed tokens.
             forbid: Applies the masks of constraints.
             late: [m] int64. Places whose masks are left out.
+            cuts: Places whose masks are left out where a few tokens can be forbidden instead.
 
         Returns:
             [n, vocabulary] float32. `logits` itself where no row has a processor.
@@ -308,6 +335,9 @@ class ProcessorRows:
         for kind, (which, processors) in zip(KINDS, groups, strict=True):
             if which:
                 kind.apply_rows(changed, np.array(which), processors, positions[which])  # type: ignore[arg-type] # all of this kind
+        if cuts is not None and len(cuts.places):
+            settled = forbid_few(changed, cuts, [self._masks[int(row)] for row in rows[cuts.places]], self._each)
+            masked = np.setdiff1d(masked, settled).tolist()
         if masked:
             masks = [self._masks[int(rows[i])] for i in masked]
             self._each(GrammarMask.mask, masks, masks)  # each keeps its own

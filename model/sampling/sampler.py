@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.sampling.few_tokens import Cuts, draws_few
 from model.sampling.processor_rows import ProcessorRows
 from model.sampling.random import gumbel, row_keys
 from model.sampling.sources import NO_SOURCES, ProcessorSources
@@ -66,6 +67,20 @@ class SamplingRows:
         """Returns which draw the likeliest token, or among all: without top_k, top_p and min_p. rows: [n] int64."""
         cut = (self.top_k[rows] > 0) | (self.top_p[rows] < 1) | (self.min_p[rows] > 0)
         return (self.temperature[rows] == 0) | ~cut
+
+    def among_few(self, rows: Ints) -> NDArray[np.bool_]:
+        """Returns which draw among the few tokens that top_k or min_p leaves. rows: [n] int64."""
+        return draws_few(self.temperature[rows], self.top_k[rows], self.min_p[rows])
+
+    def cuts(self, rows: Ints, places: Ints) -> Cuts:
+        """Returns the cut-offs of some of the rows.
+
+        Args:
+            rows: [n] int64. Batch rows.
+            places: [m] int64. Which of them.
+        """
+        cut = rows[places]
+        return Cuts.of(places, self.temperature[cut], self.top_k[cut], self.min_p[cut])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,10 +218,11 @@ def sample(
     if adjusting := bool(processors.asking[rows].any()):
         keeps = bool((controls.top_logprobs[rows] >= 0).any())
         late = processors.late(rows, controls.among_all(rows))
-        adjusted = processors.apply(logits, rows, positions, keeps, ops.forbid, late)
-        best, tokens = map(_host, adjusted.max(-1))
-        tokens = _drawn(adjusted, tokens, controls, rows, positions, ops)
-        if len(again := processors.refused(rows, tokens, late)):
+        cuts = controls.cuts(rows, processors.few(rows, controls.among_few(rows)))
+        adjusted = processors.apply(logits, rows, positions, keeps, ops.forbid, late, cuts)
+        best, likeliest = map(_host, adjusted.max(-1))
+        tokens = _drawn(adjusted, likeliest, controls, rows, positions, ops)
+        if len(again := processors.refused(rows, tokens, likeliest, late)):
             masked = processors.masked(adjusted, rows, again, ops.forbid)
             best[again], likeliest = map(_host, masked.max(-1))
             tokens[again] = _drawn(masked, likeliest, controls, rows[again], positions[again], ops)

@@ -20,6 +20,7 @@ FINITE = -1e30  # logit at which a forbidden end token can be drawn where nothin
 
 SLOW = 0.05  # seconds of processor time for a mask, or a token that is taken: those of other requests wait meanwhile
 LENIENCE = 0.05  # seconds, by which those of one output may exceed that together: a busy host adds to them
+WORTH = 0.0003  # seconds of a mask, in which the likeliest tokens can be checked instead
 MOST_JUMP = 64  # tokens
 TOO_SLOW = f"its grammar takes more than {SLOW * 1000:g} ms a token"
 
@@ -34,6 +35,7 @@ class GrammarMask:
     """The constraint of one sequence. Applies after all other processors, so that none of them can break it.
 
     An output that is complete, and that nothing can follow, ends: its end tokens are drawn whatever other controls say.
+    A stop token is taken as an end token: it is allowed where the output is complete and may end.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class GrammarMask:
         ends: Sequence[int] = (),
         took: Callable[[float], None] = _ignore,
         lock: int = 0,
+        stops: Sequence[int] = (),
     ) -> None:
         """Makes the constraint at the start of an output.
 
@@ -54,11 +57,14 @@ class GrammarMask:
             ends: End tokens.
             took: Is told the seconds of processor time of each mask.
             lock: The same number as of others whose matchers share a lock.
+            stops: Stop tokens. No text of the grammar has them.
         """
         self.lock = lock
         self._matcher, self._forcing, self._closing, self._ends, self._took = matcher, forcing, closing, ends, took
+        self._stops = frozenset(stops) - {*ends}
         self._next: tuple[Bits, list[int]] | None = None  # mask of the next draw, and forced tokens, where known
         self._free: bool | None = None  # whether none is forced, where that was looked for
+        self._within_text = 0.0  # seconds of the last mask where none was forced
         self._over = 0.0  # seconds that masks and tokens took beyond `SLOW`
 
     @property
@@ -81,7 +87,9 @@ class GrammarMask:
                     store.completions, params.grammar_tokens, params.grammar_short, params.reasoning_end, start
                 )
             matcher, lock = compiled.matcher()
-            return cls(matcher, store.forcing, closing, store.completions.ends, compiled.took, lock)
+            return cls(
+                matcher, store.forcing, closing, store.completions.ends, compiled.took, lock, params.grammar_stops
+            )
         except RequestFault as fault:
             return cls(fault)
 
@@ -97,6 +105,7 @@ class GrammarMask:
 
     def drew(self, token: int) -> None:
         """Records the next output token."""
+        token = self._as_end(token)
         if self._closing is not None and not isinstance(self._matcher, RequestFault):
             self._closing.drew(self._matcher, token)
         self._next = self._free = None
@@ -123,7 +132,9 @@ class GrammarMask:
         """
         if self._closing is None or isinstance(self._matcher, RequestFault):
             return token
-        return self._closing.settled(self._matcher, token, search)
+        taken = self._as_end(token)
+        kept = self._closing.settled(self._matcher, taken, search)
+        return token if kept == taken else kept
 
     def closable(self, tokens: Sequence[int], until: float) -> list[int]:
         """Returns tokens that a search may go on with: the output behind each can be completed in time.
@@ -162,10 +173,20 @@ class GrammarMask:
         """Returns whether the mask has a token. False also where the matcher fails at it, as `mask` then says."""
         if isinstance(matcher := self._matcher, RequestFault):
             return False
-        began = time.thread_time()
+        began, token = time.thread_time(), self._as_end(token)
         allowed = matcher.validate_tokens([token]) == 1 and not matcher.is_error()
         self._charge(matcher, began)
         return allowed and (token not in self._ends or matcher.is_accepting() or matcher.is_stopped())
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the last mask that might have waited took long. What is drawn does not depend on it."""
+        return self._within_text > WORTH
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether no token is allowed any more, as `mask` then says why."""
+        return isinstance(self._matcher, RequestFault) or self._matcher.is_error()
 
     @property
     def is_forced(self) -> bool:
@@ -212,7 +233,9 @@ class GrammarMask:
         if self._next is None:
             began = time.thread_time()
             self._next = self._look(self._matcher, began)
-            self._took(time.thread_time() - began)
+            seconds = time.thread_time() - began
+            self._within_text = seconds if self._free else self._within_text
+            self._took(seconds)
             self._charge(self._matcher, began)
         if isinstance(self._matcher, RequestFault):
             raise self._matcher
@@ -236,7 +259,10 @@ class GrammarMask:
             tokens = forcing.tokens(matcher, bits, 1, began + SLOW + LENIENCE)
         except TimeoutError:
             tokens = self._look_again(matcher, forcing, bits)
-        return (forcing.alone(tokens[0]) if tokens else bits), tokens
+        if tokens:
+            return forcing.alone(tokens[0]), tokens
+        self._put_stops(bits)
+        return bits, tokens
 
     def _look_again(self, matcher: Matcher, forcing: Forcing, bits: Bits) -> list[int]:
         """Does what took too long once more, which a pause of the machine does not do twice. Raises RequestFault."""
@@ -256,6 +282,16 @@ class GrammarMask:
         if allowed and not (matcher.is_accepting() or matcher.is_stopped()):
             for end in allowed:
                 bits[end >> 5] ^= np.int32(np.uint32(1 << (end & 31)).view(np.int32))
+
+    def _put_stops(self, bits: Bits) -> None:
+        """Allows stop tokens in a mask where the end token is allowed."""
+        if self._stops and bits[self._ends[0] >> 5] >> (self._ends[0] & 31) & 1:
+            for stop in self._stops:
+                bits[stop >> 5] |= np.uint32(1 << (stop & 31)).view(np.int32)
+
+    def _as_end(self, token: int) -> int:
+        """Returns the end token that a stop token is taken as; any other token itself."""
+        return self._ends[0] if token in self._stops else token
 
     @property
     def can_only_end(self) -> bool:

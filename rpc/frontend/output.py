@@ -359,7 +359,7 @@ class SequenceOutput:
             return
         self._give(self._stops.flush())
         if finish.reason is FinishReason.LENGTH and self._completeness is not None:
-            in_text = self._parser is None or self._parser.in_text
+            in_text = None if self._parser is None else self._parser.in_text
             self.question = self._completeness.of_end(self.tokens, in_text)
         if self.question is None:
             self._finish(finish)

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from model.inputs.chat_output.chat_output import NO_CHAT_OUTPUT, ChatOutput, call_ids
@@ -92,6 +92,23 @@ class Outputs:
                 says = f"has the model's end token {found!r:.60}, behind which no output goes on"
                 require(found is None, f"{tag.place}.{name}", text, says)
 
+    def _check_stops(self, spec: Spec, constraint: Constraint) -> None:
+        """Checks that stop tokens beside a constraint can be taken as end tokens: no output has them in it.
+
+        Raises:
+            InvalidRequest: An output might have one.
+        """
+        if not spec.stopping.stop_token_ids:
+            return
+        named = OutputForm.of_text(constraint.text).ids if isinstance(constraint, OutputConstraint) else {}
+        for i, token in enumerate(spec.stopping.stop_token_ids):
+            name = f"stopping.stop_token_ids[{i}]"
+            if token not in self.ends and token in named.values():
+                says = f"is {self.special.get(token, '')!r:.60}, which an output with this constraint may have in it"
+                raise InvalidRequest(name, token, says)
+            says = "is a token of text, in which a constrained output may need it: give its text as stopping.stop"
+            require(token in self.ends or token in self.special, name, token, says)
+
     def prompt_end(self, spec: Spec, ids: Sequence[int], tokenizer: Tokenizer) -> str:
         """Returns the text of a conversation's last tokens, which says whether the output begins with reasoning."""
         if (self.form.reasoning is None and self.form.tools is None) or not isinstance(spec.prompt, Chat):
@@ -153,6 +170,7 @@ class Outputs:
         constraint = self._constraint(spec, end)
         if constraint is None:
             return UNCONSTRAINED
+        self._check_stops(spec, constraint)
         try:
             return self.grammars.grammar(constraint, spec.sharing)
         except GrammarRefused as refused:
@@ -189,7 +207,9 @@ class Outputs:
         if isinstance(constraint, OutputConstraint) and structured is not None and structured.kind != STRUCTURAL_TAG:
             # As a part of such a constraint llguidance keeps it, whatever library keeps it alone.
             content = OutputForm(None, None, answer=(structured.kind, structured.text)).constraint()
-        return Completeness(constraint, content, marks, ends, tokenizer, self._is_complete)
+        unread = content is None and not _reads(spec)
+        parsing = next(self._parsings(spec, request, tokenizer)) if unread else None
+        return Completeness(constraint, content, marks, ends, parsing, tokenizer, self._is_complete)
 
     def _is_complete(self, question: Question) -> bool:
         try:
@@ -259,22 +279,28 @@ class Outputs:
             request: The request as the engine gets it.
             tokenizer: Tokenizer of the model.
         """
-        searched = spec.output.text or spec.stopping.stop  # stop strings are of the answer
-        if not isinstance(spec.prompt, Chat) or not searched or spec.output.raw_text:
+        if not isinstance(spec.prompt, Chat) or not _reads(spec):
             return (None,) * request.count
-        tool_use = spec.prompt.tool_use
+        return tuple(self._parsings(spec, request, tokenizer))
+
+    def _parsings(self, spec: Spec, request: Request, tokenizer: Tokenizer) -> Iterator[Parsing | None]:
+        """Returns how the output of each sequence of a conversation is read."""
+        tool_use = tool_use_of(spec)
         schemas = {tool.name: object_of(tool.parameters, "chat.tools") for tool in tool_use.offered}
         key = hashlib.blake2b(request.prompt.tobytes() + b"%d" % request.controls.seed).digest()
         end = self.prompt_end(spec, request.prompt[-LAST:].tolist(), tokenizer)
         thinks, answers = self._thinks(spec, end), spec.structured is not None
-        return tuple(
-            self.form.parsing(tool_use, schemas, thinks, call_ids(self.form.tools, key, index), answers)
-            for index in range(request.count)
-        )
+        for index in range(request.count):
+            yield self.form.parsing(tool_use, schemas, thinks, call_ids(self.form.tools, key, index), answers)
 
     def close(self) -> None:
         """Ends the checker of constraints."""
         self.grammars.close()
+
+
+def _reads(spec: Spec) -> bool:
+    """Returns whether the parts of a conversation's output are told apart. Stop strings are of the answer."""
+    return bool(spec.output.text or spec.stopping.stop) and not spec.output.raw_text
 
 
 def _unchecked(lost: GrammarUnchecked) -> RequestFailed:

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from rpc.gateway.chat_schema import MOST_MESSAGES, ChatRequest
 from rpc.gateway.errors import ApiError
 from rpc.gateway.fields import MOST_KEYS, Strict, Uint32, among, only
+from rpc.gateway.structured import tags_given
 from rpc.gateway.tools import MOST_TOOLS, choice_kind
 
 MOST_PARTS = 2**12
@@ -19,7 +20,9 @@ MOST_PARTS = 2**12
 NAMES = {
     "chat.messages": "input", "chat": "input", "stopping.max_tokens": "max_output_tokens",
     "reasoning.max_tokens": "reasoning.max_tokens", "structured_output": "text.format",
-} | {f"structured_output.{kind}": "text.format" for kind in ("json_schema", "json_object")}  # fmt: skip
+} | {
+    f"structured_output.{kind}": "text.format" for kind in ("json_schema", "json_object", "structural_tag")
+}  # fmt: skip
 """Names of fields that are other than in chats."""
 
 
@@ -193,24 +196,34 @@ class AllowedToolNames(Strict):
 
 
 class TextFormat(Strict):
-    """Form of the answer."""
+    """Form of the answer. Structural tags are as in chats."""
 
-    type: Annotated[str, among("text", "json_object", "json_schema")]
+    type: Annotated[str, among("text", "json_object", "json_schema", "structural_tag")]
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
+    structures: Any = None
+    triggers: Any = None
+    format: Any = None
 
     @model_validator(mode="after")
     def _whole(self) -> "TextFormat":
         if (self.type == "json_schema") != (self.schema_ is not None):
             raise PydanticCustomError("format", "has schema where its type is json_schema, and only there")
+        if self.type != "structural_tag" and self._tags():
+            raise PydanticCustomError(
+                "format", "has structures, triggers and format only where its type is structural_tag"
+            )
         return self
+
+    def _tags(self) -> dict[str, Any]:
+        return tags_given(self.structures, self.triggers, self.format)
 
     def chat_format(self) -> dict[str, Any]:
         """Returns it as a chat has it."""
         if self.type != "json_schema":
-            return {"type": self.type}
+            return {"type": self.type, **self._tags()}
         return {"type": self.type, "json_schema": {"name": self.name, "schema": self.schema_, "strict": self.strict}}
 
 

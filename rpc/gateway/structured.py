@@ -19,6 +19,12 @@ class JsonSchema(Strict):
     strict: bool | None = None
 
 
+def tags_given(structures: Any, triggers: Any, form: Any) -> dict[str, Any]:
+    """Returns the fields of structural tags that a client has given, in one of vLLM's two forms."""
+    values = {"structures": structures, "triggers": triggers, "format": form}
+    return {key: value for key, value in values.items() if value is not None}
+
+
 class ResponseFormat(Strict):
     """Form of the output. Structural tags are vLLM's, in one of its two forms."""
 
@@ -41,8 +47,7 @@ class ResponseFormat(Strict):
         return self
 
     def _tags(self) -> dict[str, Any]:
-        values = {"structures": self.structures, "triggers": self.triggers, "format": self.format}
-        return {key: value for key, value in values.items() if value is not None}
+        return tags_given(self.structures, self.triggers, self.format)
 
     def message(self) -> pb.StructuredOutput | None:
         """Returns the constraint; None for any text."""

@@ -47,7 +47,7 @@ CONTROLS = tuple(field.name for field in pb.Controls.DESCRIPTOR.fields if field.
 LOGITS_PARAMS = tuple(
     f.name for f in pb.LogitsParams.DESCRIPTOR.fields if f.name not in ("banned", "biased", "biases", "processors_args")
 )
-ID_LISTS = ("allowed", "not_yet", "reasoning_begin", "reasoning_end")
+ID_LISTS = ("allowed", "not_yet", "reasoning_begin", "reasoning_end", "grammar_stops")
 
 
 def encode_events(events: Sequence[Event]) -> pb.ConnectRequest:

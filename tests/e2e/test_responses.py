@@ -130,6 +130,20 @@ def test_structured_output_is_parsed(client: openai.OpenAI) -> None:
     assert isinstance(answer.output_parsed, Person)
 
 
+def test_structural_tags_are_kept(client: openai.OpenAI) -> None:
+    content = {"type": "json_schema", "json_schema": {"type": "boolean"}}
+    form = {
+        "type": "triggered_tags", "triggers": ["<f"], "at_least_one": True, "stop_after_first": True,
+        "tags": [{"begin": "<f>", "content": content, "end": "</f>"}],
+    }  # fmt: skip
+    asked = {"text": {"format": {"type": "structural_tag", "format": form}}, "max_output_tokens": 400}
+    answer = client.responses.create(**{**ASKED, **asked})
+    assert answer.output_text in ("<f>true</f>", "<f>false</f>")
+    assert answer.text is not None
+    assert answer.text.format is not None
+    assert answer.text.format.type == "structural_tag"
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
@@ -152,6 +166,11 @@ def test_structured_output_is_parsed(client: openai.OpenAI) -> None:
         ),
         ({"input": [{"type": "function_call", "call_id": "a", "name": "weather", "arguments": "[]"}]}, "input"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_object", "triggers": ["<f"]}}}, "text.format"),
+        (
+            {"text": {"format": {"type": "structural_tag", "structures": [], "triggers": ["<f"]}}},
+            "text.format.structures",
+        ),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format"),
         ({"extra_body": {"reasoning": {"max_tokens": 2**31}}}, "reasoning.max_tokens"),
     ],

@@ -15,6 +15,7 @@ from quire import Client, InvalidRequestError
 from quire.v1 import admin_service_pb2 as admin
 from quire.v1 import admin_service_pb2_grpc as admin_grpc
 from quire.v1 import generation_service_pb2 as pb
+from tokenizers import Tokenizer
 
 from tests.support.checkpoints import write_llama
 from tests.support.forking import run_quire
@@ -38,6 +39,9 @@ NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     directory = write_llama(tmp_path_factory.mktemp("tiny"), max_position_embeddings=2048)
     (directory / "chat_template.jinja").write_text(TEMPLATE)
+    library = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    library.add_special_tokens(["<|stop|>"])
+    library.save(str(directory / "tokenizer.json"))
     flags = ("--model", str(directory), "--served-model-name", MODEL, "--kv-cache-memory", "64MiB", "--replicas", "2")
     with running_server(*flags) as running:
         yield running
@@ -182,6 +186,29 @@ def test_a_stop_string_ends_a_complete_output_alone(gateway: RunningGateway, ser
             extra_body={"structured_outputs": {"regex": words}},
         )  # fmt: skip
         assert chat.choices[0].text == again.text
+
+
+def test_a_stop_token_ends_a_complete_output_alone(gateway: RunningGateway, server: RunningServer) -> None:
+    asked = {"structured_output": {"regex": "[a-z]{3,90}"}, "max_tokens": 200}
+    with Client(server.address) as own:
+        (stop,) = own.tokenize("<|stop|>")
+        for temperature in (0.0, 1.0):
+            (made,) = own.generate(
+                "Who?", temperature=temperature, seed=1, stop_token_ids=[stop], logit_bias={stop: 100}, **asked
+            ).sequences
+            assert re.fullmatch("[a-z]{3,12}", made.text)
+            assert (made.finish_reason, made.stop_token_id) == (pb.FINISH_REASON_STOP, stop)
+        for beside, field in (({"stop_token_ids": [70]}, "stop_token_ids[0]"), ({"ignore_eos": True}, "ignore_eos")):
+            with pytest.raises(InvalidRequestError) as refused:
+                own.generate("Who?", **asked, **beside)
+            assert refused.value.field == f"spec.stopping.{field}"
+    with gateway.client() as client:
+        answer = client.completions.create(
+            model=MODEL, prompt="Who?", seed=1, max_tokens=200, logit_bias={str(stop): 100},
+            extra_body={"structured_outputs": {"regex": "[a-z]{3,90}"}, "stop_token_ids": [stop]},
+        ).choices[0]  # fmt: skip
+        assert re.fullmatch("[a-z]{3,12}", answer.text)
+        assert (answer.finish_reason, answer.model_extra) == ("stop", {"stop_reason": stop})
 
 
 def test_the_command_line(server: RunningServer, tmp_path: Path) -> None:

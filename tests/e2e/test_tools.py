@@ -177,9 +177,10 @@ def test_what_cannot_be_kept_is_refused_by_name(gateway: RunningGateway, server:
         tools: Any = [*OPENAIS, {"type": "function", "function": bad}]
         with pytest.raises(openai.BadRequestError, match="not"):
             client.chat.completions.create(model=MODEL, messages=ASK, tools=tools)
-        with pytest.raises(openai.BadRequestError) as refused:
-            client.chat.completions.create(messages=ASK, extra_body={"stop_token_ids": [7]}, **ASKED)
-        assert refused.value.param == "stop_token_ids"
+        for beside, param in (({"stop_token_ids": [7]}, "stop_token_ids[0]"), ({"ignore_eos": True}, "ignore_eos")):
+            with pytest.raises(openai.BadRequestError) as refused:
+                client.chat.completions.create(messages=ASK, extra_body=beside, **ASKED)
+            assert refused.value.param == param
         for tool_choice in ("required", {"type": "function", "function": {"name": "none"}}):
             with pytest.raises(openai.BadRequestError, match="tool"):
                 client.chat.completions.create(model=MODEL, messages=ASK, tool_choice=tool_choice, tools=[])  # type: ignore[call-overload]

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
+from model.structured import grammar_mask
 from model.structured.forcing import Forcing
 from model.structured.grammar_mask import GrammarMask
 from scheduler.structured import Structured
@@ -77,12 +78,17 @@ def test_outputs_are_those_behind_masks(llama: Path, monkeypatch: pytest.MonkeyP
         }
         return run(rig, asked)
 
+    monkeypatch.setattr(GrammarMask, "is_slow", True)
     late = outputs()
     monkeypatch.setattr(Forcing, "is_free", lambda *_: False)
     assert outputs() == late
 
 
-def test_most_masks_within_a_text_are_not_computed(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+CUTS: list[dict[str, Any]] = [{}, {"top_k": 20}, {"min_p": 0.05}, {"top_k": 20, "top_p": 0.95}]
+
+
+def computed_part(llama: Path, monkeypatch: pytest.MonkeyPatch, cut: dict[str, Any]) -> float:
+    """Returns the masks that are computed for each token of texts."""
     computed = list[object]()
     mask = Forcing.mask
 
@@ -95,12 +101,28 @@ def test_most_masks_within_a_text_are_not_computed(llama: Path, monkeypatch: pyt
     text = Structured.regex("[ -~]{60}")
     letters = tuple((token, 30.0) for letter in "cdefgh" for token in tokenizer().encode(letter, False))
     asked = {
-        i: constrained(rig, prompt, text, temperature=1.0, seed=i, logit_bias=letters)
+        i: constrained(rig, prompt, text, temperature=1.0, seed=i, logit_bias=letters, **cut)
         for i, prompt in enumerate(PROMPTS)
     }
     outputs = run(rig, asked)
     assert min(map(len, outputs.values())) > 30
-    assert len(computed) < sum(map(len, outputs.values())) / 4
+    return len(computed) / sum(map(len, outputs.values()))
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_most_masks_within_a_text_are_not_computed(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, cut: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(grammar_mask, "WORTH", 0.0)
+    assert computed_part(llama, monkeypatch, cut) < 1 / 4
+
+
+@pytest.mark.parametrize("cut", CUTS[1:])
+def test_masks_that_are_quick_are_computed_where_few_tokens_are_drawn_from(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, cut: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(grammar_mask, "WORTH", float("inf"))
+    assert computed_part(llama, monkeypatch, cut) >= 1
 
 
 @pytest.mark.parametrize("wrong", [True, False])

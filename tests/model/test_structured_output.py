@@ -79,10 +79,10 @@ def constrained(
     backend: str = LLGUIDANCE,
     **sampling: Any,
 ) -> Request:
-    min_tokens = sampling.pop("min_tokens", 0)
+    stopping = Stopping(max_tokens, sampling.pop("min_tokens", 0), stop_token_ids=sampling.pop("stop_token_ids", ()))
     spec = Spec(
         tuple(prompt), sampling=Sampling(**({"temperature": 0.0} | sampling)), output=Output(),
-        stopping=Stopping(max_tokens=max_tokens, min_tokens=min_tokens), structured=structured,
+        stopping=stopping, structured=structured,
     )  # fmt: skip
     grammar = grammar_by(backend, structured)
     return resolve(spec, prompt, rig.loaded.limits, rig.loaded.defaults, minted_seed=0, grammar=grammar, short=short)

@@ -57,7 +57,7 @@ def by_characters(text: str, stops: Sequence[str], pattern: str, include: bool, 
 def stream_of(spec: Spec, is_complete: Callable[[Question], bool], tokenizer: Tokenizer = TOKENIZER) -> RequestStream:
     assert spec.structured is not None
     request = resolve(spec, [1, 2], LIMITS, ModelDefaults(eos_token_ids=(0,)), 0, grammar="G")
-    completeness = Completeness(spec.structured, spec.structured, {}, (), tokenizer, is_complete)
+    completeness = Completeness(spec.structured, spec.structured, {}, (), None, tokenizer, is_complete)
     return RequestStream(spec, request, tokenizer, completeness=completeness)
 
 

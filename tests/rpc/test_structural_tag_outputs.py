@@ -1,6 +1,7 @@
 """Structural tags at a frontend: special tokens of its model, beside tools, and how long they are."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.outputs import Outputs
 from scheduler.invalid import InvalidRequest
 from scheduler.limits import Limits
+from scheduler.parameters import Stopping
 from scheduler.prompts import Chat, ChatMessage
 from scheduler.settings import RequestLimits
 from scheduler.spec import Spec
@@ -60,6 +62,30 @@ def test_they_do_not_go_with_tools_that_may_be_called(outputs: Outputs) -> None:
     with pytest.raises(InvalidRequest, match="does not go with tools that may be called") as refused:
         outputs.check(spec(TAG, ToolUse(tools)), LIMITS)
     assert refused.value.field == "structured_output.structural_tag"
+
+
+CHAT = Chat((ChatMessage("user", "a"),))
+WORD = Structured.regex("a+")
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (Spec("a", structured=WORD, stopping=Stopping(stop_token_ids=(7, 44))), "is a token of text"),
+        (replace(spec(TAG), stopping=Stopping(stop_token_ids=(8, 7))), r"is '<\|call\|>', which an output"),
+        (Spec(CHAT, structured=WORD, stopping=Stopping(stop_token_ids=(7, 6))), "is '</think>', which an output"),
+    ],
+)
+def test_a_stop_token_that_an_output_may_have_in_it_is_refused(outputs: Outputs, asked: Spec, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as refused:
+        outputs.grammar(asked, "")
+    assert refused.value.field == "stopping.stop_token_ids[1]"
+
+
+def test_special_tokens_and_end_tokens_may_be_stop_tokens(outputs: Outputs) -> None:
+    for asked in (Spec("a", structured=WORD), Spec(CHAT, structured=WORD)):
+        assert outputs.grammar(replace(asked, stopping=Stopping(stop_token_ids=(7, 8, 9))), "").grammar
+    assert not outputs.grammar(Spec("a", stopping=Stopping(stop_token_ids=(44,))), "").grammar
 
 
 SIZE = 320  # more than its tokens

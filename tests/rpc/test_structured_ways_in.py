@@ -16,6 +16,7 @@ from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest
 from rpc.gateway.errors import ApiError, of_validation, translated
 from rpc.gateway.parameters import chat_spec, completion_spec, names_of
+from rpc.gateway.responses_schema import read_responses
 from rpc.services.convert import spec_from
 from rpc.services.inference.asking import renamed
 from rpc.services.inference.parameters import read_parameters
@@ -122,6 +123,28 @@ def test_vllms_structural_tags_in_response_format() -> None:
     assert made == Structured.structural_tag({"format": newer})
     assert translated("structured_output.structural_tag.format.tags[0].end", names_of(asked)) == (
         "response_format.format.tags[0].end"
+    )
+
+
+def test_text_format_of_responses() -> None:
+    content = {"type": "regex", "pattern": "a+"}
+    newer = {"type": "triggered_tags", "triggers": ["<"], "tags": [{"begin": "<a>", "content": content, "end": "</a>"}]}
+    for given, wanted in (
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, WANTED["json_object"]),
+        ({"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}, WANTED["json_schema"]),
+        ({"type": "structural_tag", "format": newer}, Structured.structural_tag({"format": newer})),
+    ):
+        asked = read_responses({"input": "x", "text": {"format": given}})
+        assert spec_from(chat_spec(asked)).structured == wanted
+    older = {"structures": TAGS["structures"], "triggers": TAGS["triggers"]}
+    made = spec_from(
+        chat_spec(read_responses({"input": "x", "text": {"format": {"type": "structural_tag", **older}}}))
+    ).structured
+    assert made is not None
+    assert made.tags() == WANTED["structural_tag"].tags()
+    assert translated("structured_output.structural_tag.format.tags[0].end", names_of(asked)) == (
+        "text.format.format.tags[0].end"
     )
 
 

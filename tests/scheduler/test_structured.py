@@ -72,13 +72,12 @@ def check(structured: Structured, limits: Limits = LIMITS, **beside: Any) -> Non
 @pytest.mark.parametrize(
     ("beside", "field"),
     [
-        ({"stopping": Stopping(stop_token_ids=(5,))}, "stopping.stop_token_ids"),
         ({"stopping": Stopping(ignore_eos=True)}, "stopping.ignore_eos"),
         ({"limits": Limits(320, 256, 4096, 8)}, "structured_output.regex"),
     ],
 )
 def test_what_would_end_the_output_elsewhere_and_an_engine_without_it_are_refused(beside: Any, field: str) -> None:
-    check(Structured.regex("a"), stopping=Stopping(stop=("a",)))
+    check(Structured.regex("a"), stopping=Stopping(stop=("a",), stop_token_ids=(5,)))
     with pytest.raises(InvalidRequest) as refused:
         check(Structured.regex("a"), **beside)
     assert refused.value.field == field
@@ -90,9 +89,10 @@ def test_its_size_is_bounded() -> None:
         check(Structured.regex("é" * 51))
 
 
-def test_an_engine_gets_the_grammar_and_whom_it_is_shared_with() -> None:
-    spec = Spec((1,), structured=Structured.regex("a"), tenant="t", cache_salt="s")
+def test_an_engine_gets_the_grammar_its_stop_tokens_and_whom_it_is_shared_with() -> None:
+    stopping = Stopping(stop_token_ids=(7, 5))
+    spec = Spec((1,), structured=Structured.regex("a"), tenant="t", cache_salt="s", stopping=stopping)
     params = resolve(spec, [1], LIMITS, ENDS, 0, grammar="G").controls.logits_params
-    assert (params.grammar, params.grammar_salt) == ("G", "t/s")
-    params = resolve(Spec((1,), tenant="t"), [1], LIMITS, ENDS, 0).controls.logits_params
-    assert (params.grammar, params.grammar_salt) == ("", "")
+    assert (params.grammar, params.grammar_salt, params.grammar_stops) == ("G", "t/s", (7, 5))
+    params = resolve(Spec((1,), tenant="t", stopping=stopping), [1], LIMITS, ENDS, 0).controls.logits_params
+    assert (params.grammar, params.grammar_salt, params.grammar_stops) == ("", "", ())

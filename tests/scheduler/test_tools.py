@@ -55,8 +55,6 @@ CALL = ToolCall("i", "one", "{}")
         (lambda: object_of("{", "x"), "x"),
         (lambda: object_of('{"a": NaN}', "x"), "x"),
         (lambda: object_of("[" * 10**5, "x"), "x"),
-        (lambda: check_tool_use(asked(REQUIRED, stopping=Stopping(stop_token_ids=(1,))), REQUIRED, LIMITS),
-         "stopping.stop_token_ids"),
         (lambda: check_tool_use(asked(REQUIRED, stopping=Stopping(ignore_eos=True)), REQUIRED, LIMITS),
          "stopping.ignore_eos"),
         (lambda: check_tool_use(asked(REQUIRED), ToolUse((Tool("a", parameters="a" * 101),)), LIMITS), "chat.tools"),

@@ -190,7 +190,7 @@ class Controls(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., logits_params: _Optional[_Union[LogitsParams, _Mapping]] = ..., prompt_logprobs: _Optional[bool] = ...) -> None: ...
 
 class LogitsParams(_message.Message):
-    __slots__ = ("allowed", "banned", "not_yet", "min_tokens", "biased", "biases", "repetition", "frequency", "presence", "processors_args", "grammar", "grammar_salt", "reasoning_tokens", "reasoning_begin", "reasoning_end", "reasons", "reasons_again", "grammar_tokens", "grammar_short")
+    __slots__ = ("allowed", "banned", "not_yet", "min_tokens", "biased", "biases", "repetition", "frequency", "presence", "processors_args", "grammar", "grammar_salt", "reasoning_tokens", "reasoning_begin", "reasoning_end", "reasons", "reasons_again", "grammar_tokens", "grammar_short", "grammar_stops")
     ALLOWED_FIELD_NUMBER: _ClassVar[int]
     BANNED_FIELD_NUMBER: _ClassVar[int]
     NOT_YET_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +210,7 @@ class LogitsParams(_message.Message):
     REASONS_AGAIN_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_SHORT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_STOPS_FIELD_NUMBER: _ClassVar[int]
     allowed: _containers.RepeatedScalarFieldContainer[int]
     banned: _containers.RepeatedCompositeFieldContainer[Tokens]
     not_yet: _containers.RepeatedScalarFieldContainer[int]
@@ -229,7 +230,8 @@ class LogitsParams(_message.Message):
     reasons_again: bool
     grammar_tokens: int
     grammar_short: int
-    def __init__(self, allowed: _Optional[_Iterable[int]] = ..., banned: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., not_yet: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., biased: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., repetition: _Optional[float] = ..., frequency: _Optional[float] = ..., presence: _Optional[float] = ..., processors_args: _Optional[_Iterable[_Union[ProcessorArgs, _Mapping]]] = ..., grammar: _Optional[str] = ..., grammar_salt: _Optional[str] = ..., reasoning_tokens: _Optional[int] = ..., reasoning_begin: _Optional[_Iterable[int]] = ..., reasoning_end: _Optional[_Iterable[int]] = ..., reasons: _Optional[bool] = ..., reasons_again: _Optional[bool] = ..., grammar_tokens: _Optional[int] = ..., grammar_short: _Optional[int] = ...) -> None: ...
+    grammar_stops: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, allowed: _Optional[_Iterable[int]] = ..., banned: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., not_yet: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., biased: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., repetition: _Optional[float] = ..., frequency: _Optional[float] = ..., presence: _Optional[float] = ..., processors_args: _Optional[_Iterable[_Union[ProcessorArgs, _Mapping]]] = ..., grammar: _Optional[str] = ..., grammar_salt: _Optional[str] = ..., reasoning_tokens: _Optional[int] = ..., reasoning_begin: _Optional[_Iterable[int]] = ..., reasoning_end: _Optional[_Iterable[int]] = ..., reasons: _Optional[bool] = ..., reasons_again: _Optional[bool] = ..., grammar_tokens: _Optional[int] = ..., grammar_short: _Optional[int] = ..., grammar_stops: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ProcessorArgs(_message.Message):
     __slots__ = ("name", "args")
