@@ -19,7 +19,7 @@ from model.forward import Model
 from model.gpu.attention_backend import TritonAttention, why_not
 from model.gpu.compilations import Compilations
 from model.gpu.draws import GpuOps, prepare_draws, start_draws
-from model.gpu.float8_product import Float8Product, can_multiply
+from model.gpu.float8_product import Float8Product, Float8Weights, can_multiply
 from model.gpu.graphs import CudaRecorder, GraphDecoder, most_graph_tokens
 from model.gpu.graphs import why_not as why_no_graphs
 from model.gpu.group_linear import GroupProduct
@@ -104,10 +104,11 @@ class TritonBackend:
         bias: Tensor | None,
     ) -> Float8Product | RoundedProduct:
         """Makes a product whose rows are rounded."""
-        product = self._product(form, weights, bias, dtype)
-        if can_multiply(rounding, product, self.device):
-            return Float8Product(rounding, product)
-        return RoundedProduct(rounding, product)
+        if can_multiply(rounding, dtype, self.device):
+            made = Float8Weights.of(form, weights, self.device)
+            if made is not None:
+                return Float8Product(rounding, made, None if bias is None else bias.to(dtype))
+        return RoundedProduct(rounding, self._product(form, weights, bias, dtype))
 
     def _product(
         self, form: GroupFormat, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype

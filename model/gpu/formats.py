@@ -106,7 +106,16 @@ def quantised(x, FORMAT: tl.constexpr):
     """
     LARGEST: tl.constexpr = 127.0 if FORMAT == INT8 else 448.0
     scale = tl.math.div_rn(tl.max(tl.abs(x), 1), tl.full((x.shape[0],), LARGEST, tl.float32))
-    scale = tl.where(scale == 0, 1.0, scale)
+    return quantised_by(x, tl.where(scale == 0, 1.0, scale), FORMAT)
+
+
+@triton.jit
+def quantised_by(x, scale, FORMAT: tl.constexpr):
+    """Quantises float32 rows [rows, dims] by these scales, [rows] float32, as `quantised`, whose results it returns.
+
+    What is too large becomes the largest element. The scale of a row with NaN is NaN.
+    """
+    LARGEST: tl.constexpr = 127.0 if FORMAT == INT8 else 448.0
     # A maximum leaves NaN out.
     scale = tl.where(tl.max((x != x).to(tl.int32), 1) > 0, float("nan"), scale)
     scaled = tl.math.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))

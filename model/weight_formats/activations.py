@@ -48,16 +48,6 @@ class RowRounding:
         parts = F.pad(x.float(), (0, -width % size)).unflatten(1, (-1, size))
         return self._rounded(parts, self._scales(parts)).flatten(1)[:, :width].to(x.dtype)
 
-    def in_float8(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Rounds x [rows, in] to float8, for products that scale their sums.
-
-        Returns:
-            The rows, float8_e4m3fn, and their scales, [rows, 1] float32; [1, 1] where the checkpoint has one.
-        """
-        wide = x.float()
-        scales = self._scales(wide) if self.scale is None else torch.full((1, 1), self.scale, device=x.device)
-        return _in_float8(wide / scales), scales
-
     def _scales(self, parts: Tensor) -> Tensor:
         """Returns the scale of each part of rows, [..., 1]."""
         scale = parts.abs().amax(-1, keepdim=True) / (LARGEST_E4M3 if self.floating else LARGEST_INT8)

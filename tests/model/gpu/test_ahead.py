@@ -16,6 +16,7 @@ from model.gpu.attention import attend_pieces, join_parts
 from model.gpu.cache_write import write_slots
 from model.gpu.group_linear import LINE, STAGES, TILE_OUTPUTS, TILE_ROWS, WARPS
 from model.gpu.group_product import E2M1_BITS, INTEGERS, TABLE, multiply_groups
+from model.gpu.row_rounding import round_rows
 from model.gpu.rows import gate_rows, norm_rows, rotate_rows
 from model.gpu.sampler import BLOCK, draw_blocks, join_draws, join_summaries, summarise_blocks
 from model.gpu.tuning import ELEMENTS, TileSizes, tuning_for
@@ -208,6 +209,22 @@ def test_norms(width: int) -> None:
     made = norms(90, width)
     check(made, 90)
     assert "ld.global.v4" in made.assembly
+
+
+def rounding(device: Device, width: int, static: bool = False) -> Compiled:
+    types = {"x": "*bf16", "out": "*u8", "scales": "*fp32", "rows": "i32", "scale": "fp32"}
+    wide = 1 << (width - 1).bit_length()
+    constants = {"WIDTH": width, "PADDED_WIDTH": wide, "STATIC": static}
+    return compile_for(device, round_rows, types, constants, (), min(max(wide // 512, 1), 16))
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("width", [576, 4096, 14336, 28672])
+def test_roundings_to_float8(width: int, static: bool) -> None:
+    made = rounding(90, width, static)
+    check(made, 90)
+    assert "ld.global.v4" in made.assembly
+    assert "st.global.v" in made.assembly
 
 
 def rotation(device: Device, heads: int, pairs: int, normed: bool, rest: int) -> Compiled:
