@@ -1,6 +1,7 @@
 """Draws that a GPU makes while the host goes on: queued once, and fetched in one transfer."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -8,8 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.gpu.cutoff import draw_from_top
+from model.gpu.penalties import penalise
 from model.gpu.sampler import draw, pack_results, readable, summarise
+from model.sampling.builtin_processors import Penalties
 from model.sampling.sampler import TORCH_OPS, Drawn, Draws, Ints, SamplingRows, Summary, draws_of, largest, on_device
+from scheduler.controls import NO_LOGITS_PARAMS
 from scheduler.events import Logprobs
 from scheduler.step import NO_TOKEN
 
@@ -28,6 +32,9 @@ class GpuOps:
 
     def forbid(self, logits: Tensor, rows: Ints, bits: NDArray[np.int32]) -> None:
         TORCH_OPS.forbid(logits, rows, bits)
+
+    def penalise(self, logits: Tensor, rows: Ints, processors: Sequence[Penalties], positions: Ints) -> None:
+        penalise(logits, rows, processors, positions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +65,7 @@ class GpuDrawing:
 
 def start_draws(logits: Tensor, controls: SamplingRows, rows: Ints, positions: Ints) -> GpuDrawing:
     """Queues the draws of a step. A `model.sampling.sampler.Starter`."""
-    adjusted = controls.processors.apply(logits, rows, positions)
+    adjusted = controls.processors.apply(logits, rows, positions, penalise=penalise)
     best, tokens, normal = summarise(logits)
     if adjusted is not logits:
         best, tokens, _ = summarise(adjusted)
@@ -82,6 +89,7 @@ def prepare_draws(vocabulary: int, device: torch.device) -> None:
     best, tokens, normal = summarise(logits)
     draw(logits, draws)
     draw_from_top(logits, draws)
+    penalise(logits, one, [Penalties(replace(NO_LOGITS_PARAMS, presence=1.0), np.zeros(1, np.int32))], one)
     _packed_results(logits, best, tokens, normal, one - 1)
 
 

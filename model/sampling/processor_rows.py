@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.sampling.builtin_processors import BUILT_IN, BuiltIn
+from model.sampling.builtin_processors import BUILT_IN, ApplyRows, BuiltIn, Penalties
 from model.sampling.logits_processors import UserProcessors, args_of
 from model.sampling.sources import NO_SOURCES, ProcessorSources
 from model.structured.forbidding import Forbid, apply_masks, forbid
@@ -273,6 +273,7 @@ class ProcessorRows:
         keeps: bool = True,
         forbid: Forbid = forbid,
         late: Ints = NONE,
+        penalise: ApplyRows | None = None,
     ) -> Tensor:
         """Changes the logits of rows that have processors.
 
@@ -284,6 +285,7 @@ class ProcessorRows:
                 they leave those of allowed tokens.
             forbid: Applies the masks of constraints.
             late: [m] int64. Places whose masks are left out.
+            penalise: Applies penalties. None for `Penalties.apply_rows`.
 
         Returns:
             [n, vocabulary] float32. `logits` itself where no row has a processor.
@@ -307,7 +309,8 @@ class ProcessorRows:
         changed = logits if masks_alone and not (keeps and masked) else logits.clone()
         for kind, (which, processors) in zip(KINDS, groups, strict=True):
             if which:
-                kind.apply_rows(changed, np.array(which), processors, positions[which])  # type: ignore[arg-type] # all of this kind
+                apply_rows: ApplyRows = penalise if penalise and kind is Penalties else kind.apply_rows
+                apply_rows(changed, np.array(which), processors, positions[which])
         if masked:
             masks = [self._masks[int(rows[i])] for i in masked]
             self._each(GrammarMask.mask, masks, masks)  # each keeps its own

@@ -4,7 +4,7 @@ Order and edge cases are vLLM's. top_k keeps all ties with the k-th token. top_p
 left, and keeps the token that crosses p. Logprobs are of the raw logits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.sampling.builtin_processors import Penalties
 from model.sampling.processor_rows import ProcessorRows
 from model.sampling.random import gumbel, row_keys
 from model.sampling.sources import NO_SOURCES, ProcessorSources
@@ -151,6 +152,9 @@ class LogitOps(Protocol):
     def forbid(self, logits: Tensor, rows: Ints, bits: NDArray[np.int32]) -> None:
         """Puts forbidden tokens at -inf, as `model.structured.forbidding.Forbid`."""
 
+    def penalise(self, logits: Tensor, rows: Ints, processors: Sequence[Penalties], positions: Ints) -> None:
+        """Applies penalties to rows, in place, as `Penalties.apply_rows`, to the bit."""
+
 
 class TorchOps:
     """`LogitOps` on any device. Draws are in float64."""
@@ -168,6 +172,9 @@ class TorchOps:
 
     def forbid(self, logits: Tensor, rows: Ints, bits: NDArray[np.int32]) -> None:
         forbid(logits, rows, bits)
+
+    def penalise(self, logits: Tensor, rows: Ints, processors: Sequence[Penalties], positions: Ints) -> None:
+        Penalties.apply_rows(logits, rows, processors, positions)
 
 
 TORCH_OPS = TorchOps()
@@ -203,7 +210,7 @@ def sample(
     if adjusting := bool(processors.asking[rows].any()):
         keeps = bool((controls.top_logprobs[rows] >= 0).any())
         late = processors.late(rows, controls.among_all(rows))
-        adjusted = processors.apply(logits, rows, positions, keeps, ops.forbid, late)
+        adjusted = processors.apply(logits, rows, positions, keeps, ops.forbid, late, penalise=ops.penalise)
         best, tokens = map(_host, adjusted.max(-1))
         tokens = _drawn(adjusted, tokens, controls, rows, positions, ops)
         if len(again := processors.refused(rows, tokens, late)):
