@@ -64,8 +64,9 @@ def draws_speed(bench: Bench, sizes: DrawSizes | None = None) -> None:
     table.notes.append(
         f"Rows of {sizes.vocabulary:,} logits, standard deviation {SPREAD:g}; penalties of {sizes.prompt:,} tokens of "
         f"a prompt and {sizes.output} of an output. ms: from the call to the results on the host, of an idle device, "
-        "with the count of the tokens drawn before. host ms: the part of it until all is queued. device ms: of calls that follow each other. of read: the rate at "
-        f"which the logits would be read once in that, beside that of reading. Verdict: {CHECKED} rows draw the "
+        "with the count of the tokens drawn before. host ms: the part of it until all is queued. device ms: of calls "
+        "that follow each other. of read: the rate at which the logits would be read once in that, beside that of "
+        f"reading. Verdict: {CHECKED} rows draw the "
         "tokens that torch draws on the host in float64."
     )
     with torch.inference_mode():

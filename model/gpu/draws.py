@@ -71,7 +71,7 @@ def start_draws(logits: Tensor, controls: SamplingRows, rows: Ints, positions: I
         best, tokens, _ = summarise(adjusted)
     which, draws = draws_of(controls, rows, positions)
     if len(which):
-        tokens = _drawn(adjusted, best, tokens, which, draws)
+        _draw_into(tokens, adjusted, best, which, draws)
     results, k = _packed_results(logits, best, tokens, normal, controls.top_logprobs[rows])
     if logits.device.type != "cuda":
         return GpuDrawing(tokens, results, None, k)
@@ -93,14 +93,14 @@ def prepare_draws(vocabulary: int, device: torch.device) -> None:
     _packed_results(logits, best, tokens, normal, one - 1)
 
 
-def _drawn(logits: Tensor, best: Tensor, tokens: Tensor, which: Ints, draws: Draws) -> Tensor:
-    """Returns the tokens, with random draws in their places `which`."""
+def _draw_into(tokens: Tensor, logits: Tensor, best: Tensor, which: Ints, draws: Draws) -> None:
+    """Writes random draws to their places `which` of the tokens."""
     cut = draws.cut
-    if not cut.all():
-        tokens = tokens.index_copy(0, on_device(logits, which[~cut]), draw(logits, draws.of(~cut)))
-    if cut.any():
-        draw_from_top(logits, draws.of(cut), best, (tokens, which[cut]))
-    return tokens
+    for part, draw_part in ((~cut, draw), (cut, draw_from_top)):
+        if part.all():
+            draw_part(logits, draws, best, (tokens, which))
+        elif part.any():
+            draw_part(logits, draws.of(part), best, (tokens, which[part]))
 
 
 def _packed_results(logits: Tensor, best: Tensor, tokens: Tensor, normal: Tensor, wanted: Ints) -> tuple[Tensor, int]:
