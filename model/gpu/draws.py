@@ -8,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.gpu.alternatives import put_alternatives
 from model.gpu.cutoff import draw_from_top
 from model.gpu.penalties import penalise
 from model.gpu.sampler import draw, pack_results, readable, summarise
 from model.sampling.builtin_processors import Penalties
-from model.sampling.sampler import TORCH_OPS, Drawn, Draws, Ints, SamplingRows, Summary, draws_of, largest, on_device
+from model.sampling.sampler import TORCH_OPS, Drawn, Draws, Ints, SamplingRows, Summary, draws_of
 from scheduler.controls import NO_LOGITS_PARAMS
 from scheduler.events import Logprobs
 from scheduler.step import NO_TOKEN
@@ -90,7 +91,7 @@ def prepare_draws(vocabulary: int, device: torch.device) -> None:
     draw(logits, draws)
     draw_from_top(logits, draws)
     penalise(logits, one, [Penalties(replace(NO_LOGITS_PARAMS, presence=1.0), np.zeros(1, np.int32))], one)
-    _packed_results(logits, best, tokens, normal, one - 1)
+    _packed_results(logits, best, tokens, normal, one)
 
 
 def _draw_into(tokens: Tensor, logits: Tensor, best: Tensor, which: Ints, draws: Draws) -> None:
@@ -111,17 +112,11 @@ def _packed_results(logits: Tensor, best: Tensor, tokens: Tensor, normal: Tensor
             their bits. And the number of alternatives of each draw.
     """
     n, k = len(tokens), min(int(wanted.max(initial=-1)), logits.shape[1])
-    packed = torch.empty((4, n), dtype=torch.int32, device=logits.device)
+    packed = torch.empty(4 * n, dtype=torch.int32, device=logits.device)
+    if k > 0:  # rows that ask for none have zeros
+        packed = torch.zeros(4 * n + 2 * n * k, dtype=torch.int32, device=logits.device)
     logits = readable(logits)
     pack_results[(n,)](logits, best, tokens, normal, packed, logits.stride(0))
-    if k < 0:
-        return packed.flatten(), k
-    # Rows that ask for nothing pay nothing.
-    asking = on_device(logits, np.flatnonzero(wanted >= 0))
-    asked, least = logits[asking], normal[asking][:, None]
-    picked = asked.gather(1, tokens[asking][:, None])
-    packed[3, asking] = (asked > picked).sum(-1, dtype=torch.int32) + 1
-    ids, top = packed.new_zeros((n, k)), packed.new_zeros((n, k))
-    found = largest(asked, k)
-    ids[asking], top[asking] = found.int(), (asked.gather(1, found) - least).view(torch.int32)
-    return torch.cat((packed.flatten(), ids.flatten(), top.flatten())), k
+    if k >= 0:
+        put_alternatives(packed, logits, normal, tokens, np.flatnonzero(wanted >= 0), k)
+    return packed, k
