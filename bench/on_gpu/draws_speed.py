@@ -63,9 +63,10 @@ def draws_speed(bench: Bench, sizes: DrawSizes | None = None) -> None:
     })  # fmt: skip
     table.notes.append(
         f"Rows of {sizes.vocabulary:,} logits, standard deviation {SPREAD:g}; penalties of {sizes.prompt:,} tokens of "
-        f"a prompt and {sizes.output} of an output. ms: from the call to the results on the host, of an idle device. "
-        "host ms: the part of it until all is queued. device ms: of calls that follow each other. of read: the rate at "
-        f"which the logits would be read once in that, beside that of reading. Verdict: {CHECKED} rows draw the "
+        f"a prompt and {sizes.output} of an output. ms: from the call to the results on the host, of an idle device, "
+        "with the count of the tokens drawn before. host ms: the part of it until all is queued. device ms: of calls "
+        "that follow each other. of read: the rate at which the logits would be read once in that, beside that of "
+        f"reading. Verdict: {CHECKED} rows draw the "
         "tokens that torch draws on the host in float64."
     )
     with torch.inference_mode():
@@ -86,7 +87,11 @@ def measured(bench: Bench, sizes: DrawSizes, logits: Tensor, controls: Controls)
     rows, positions = np.arange(n), np.full(n, sizes.output)
     state = rows_of(sizes, n, controls)
 
+    drawn = np.zeros(n, np.int32)
+
     def queue() -> Any:
+        drawn[:] = (drawn + 1) % sizes.output  # each step has drawn a token since the one before
+        state.processors.drew(rows, drawn)
         return start_draws(logits, state, rows, positions)
 
     unlike = different(logits, state, rows[:CHECKED], positions[:CHECKED])

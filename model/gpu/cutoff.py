@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from model.gpu.draw_columns import COLUMNS, KEY, LEAST, PLACE, ROW, TEMPERATURE, TOP_K, TOP_P, columns_of
 from model.gpu.sampler import BLOCK, LAST, block_of, mixed_bits, readable
 from model.sampling.sampler import Draws, Ints, on_device
 from model.sampling.sampler import draw_from_top as sorted_draw
@@ -28,15 +29,6 @@ BINS, OF_ONE = tl.constexpr(128), tl.constexpr(4.0)
 ONE = tl.constexpr(2.0**44)
 """Weight of the largest logit. So many tokens together stay below 2^63."""
 MOST_VOCABULARY = 2**19 - 1
-# Columns of controls, int64 each.
-ROW = tl.constexpr(0)  # row of the logits
-PLACE = tl.constexpr(1)  # index in the result
-KEY = tl.constexpr(2)  # key of the noise
-TEMPERATURE = tl.constexpr(3)  # bits of a float64
-LEAST = tl.constexpr(4)  # log of min_p, bits of a float64
-TOP_K = tl.constexpr(5)  # 0 without one
-TOP_P = tl.constexpr(6)  # bits of a float64
-COLUMNS = tl.constexpr(7)  # their number
 
 
 @triton.jit
@@ -46,7 +38,7 @@ def weigh_blocks(logits, best, controls, totals, bins, stride, vocabulary, BLOCK
     Args:
         logits: [rows, vocabulary] float32, with this stride of rows.
         best: [rows] float32. Largest logit.
-        controls: [draws, COLUMNS] int64.
+        controls: [draws, COLUMNS] int64, see `model.gpu.draw_columns`.
         totals: [draws, blocks] int64. Sum of weights.
         bins: [draws, blocks, BINS] int32. Tokens of each bin; those that min_p leaves out are in the last one.
         stride: Elements between two rows of `logits`.
@@ -302,7 +294,7 @@ def draw_from_top(
     tokens, places = into or (torch.empty(n, dtype=torch.int64, device=logits.device), np.arange(n))
     if vocabulary > MOST_VOCABULARY:  # sums would not be exact
         return tokens.index_copy_(0, on_device(logits, places), sorted_draw(logits, draws))
-    controls = on_device(logits, _columns(draws, places, vocabulary))
+    controls = on_device(logits, columns_of(draws, places, vocabulary))
     best, blocks = logits.amax(-1) if best is None else best, triton.cdiv(vocabulary, BLOCK)
     totals, sums = (controls.new_empty(shape) for shape in ((n, blocks), (n,)))
     bins, bounds, counts, listed = (
@@ -326,13 +318,3 @@ def scratch_bytes(draws: int, vocabulary: int) -> int:
     """Returns the bytes that so many draws from the top take beside the logits."""
     blocks = triton.cdiv(vocabulary, BLOCK)
     return draws * (8 * (COLUMNS.value + blocks + 1) + 4 * (blocks * BINS.value + LISTED + 2))
-
-
-def _columns(draws: Draws, places: Ints, vocabulary: int) -> Ints:
-    """Returns controls as the kernels read them, [draws, COLUMNS] int64: one transfer."""
-    top_k = np.where(draws.top_k < vocabulary, draws.top_k, 0)  # all are left
-    with np.errstate(divide="ignore"):
-        least = np.log(draws.min_p)
-    floats = (np.ascontiguousarray(column, np.float64).view(np.int64) for column in (draws.temperature, least))
-    top_p = np.ascontiguousarray(draws.top_p, np.float64).view(np.int64)
-    return np.stack((draws.rows, places, draws.keys, *floats, top_k, top_p), axis=1).astype(np.int64)

@@ -1,15 +1,20 @@
 """Draws that a GPU makes while the host goes on: queued once, and fetched in one transfer."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.gpu.alternatives import put_alternatives
 from model.gpu.cutoff import draw_from_top
+from model.gpu.penalties import penalise
 from model.gpu.sampler import draw, pack_results, readable, summarise
-from model.sampling.sampler import TORCH_OPS, Drawn, Draws, Ints, SamplingRows, Summary, draws_of, largest, on_device
+from model.sampling.builtin_processors import Penalties
+from model.sampling.sampler import TORCH_OPS, Drawn, Draws, Ints, SamplingRows, Summary, draws_of
+from scheduler.controls import NO_LOGITS_PARAMS
 from scheduler.events import Logprobs
 from scheduler.step import NO_TOKEN
 
@@ -28,6 +33,9 @@ class GpuOps:
 
     def forbid(self, logits: Tensor, rows: Ints, bits: NDArray[np.int32]) -> None:
         TORCH_OPS.forbid(logits, rows, bits)
+
+    def penalise(self, logits: Tensor, rows: Ints, processors: Sequence[Penalties], positions: Ints) -> None:
+        penalise(logits, rows, processors, positions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,13 +66,13 @@ class GpuDrawing:
 
 def start_draws(logits: Tensor, controls: SamplingRows, rows: Ints, positions: Ints) -> GpuDrawing:
     """Queues the draws of a step. A `model.sampling.sampler.Starter`."""
-    adjusted = controls.processors.apply(logits, rows, positions)
+    adjusted = controls.processors.apply(logits, rows, positions, penalise=penalise)
     best, tokens, normal = summarise(logits)
     if adjusted is not logits:
         best, tokens, _ = summarise(adjusted)
     which, draws = draws_of(controls, rows, positions)
     if len(which):
-        tokens = _drawn(adjusted, best, tokens, which, draws)
+        _draw_into(tokens, adjusted, best, which, draws)
     results, k = _packed_results(logits, best, tokens, normal, controls.top_logprobs[rows])
     if logits.device.type != "cuda":
         return GpuDrawing(tokens, results, None, k)
@@ -82,17 +90,18 @@ def prepare_draws(vocabulary: int, device: torch.device) -> None:
     best, tokens, normal = summarise(logits)
     draw(logits, draws)
     draw_from_top(logits, draws)
-    _packed_results(logits, best, tokens, normal, one - 1)
+    penalise(logits, one, [Penalties(replace(NO_LOGITS_PARAMS, presence=1.0), np.zeros(1, np.int32))], one)
+    _packed_results(logits, best, tokens, normal, one)
 
 
-def _drawn(logits: Tensor, best: Tensor, tokens: Tensor, which: Ints, draws: Draws) -> Tensor:
-    """Returns the tokens, with random draws in their places `which`."""
+def _draw_into(tokens: Tensor, logits: Tensor, best: Tensor, which: Ints, draws: Draws) -> None:
+    """Writes random draws to their places `which` of the tokens."""
     cut = draws.cut
-    if not cut.all():
-        tokens = tokens.index_copy(0, on_device(logits, which[~cut]), draw(logits, draws.of(~cut)))
-    if cut.any():
-        draw_from_top(logits, draws.of(cut), best, (tokens, which[cut]))
-    return tokens
+    for part, draw_part in ((~cut, draw), (cut, draw_from_top)):
+        if part.all():
+            draw_part(logits, draws, best, (tokens, which))
+        elif part.any():
+            draw_part(logits, draws.of(part), best, (tokens, which[part]))
 
 
 def _packed_results(logits: Tensor, best: Tensor, tokens: Tensor, normal: Tensor, wanted: Ints) -> tuple[Tensor, int]:
@@ -103,17 +112,11 @@ def _packed_results(logits: Tensor, best: Tensor, tokens: Tensor, normal: Tensor
             their bits. And the number of alternatives of each draw.
     """
     n, k = len(tokens), min(int(wanted.max(initial=-1)), logits.shape[1])
-    packed = torch.empty((4, n), dtype=torch.int32, device=logits.device)
+    packed = torch.empty(4 * n, dtype=torch.int32, device=logits.device)
+    if k > 0:  # rows that ask for none have zeros
+        packed = torch.zeros(4 * n + 2 * n * k, dtype=torch.int32, device=logits.device)
     logits = readable(logits)
     pack_results[(n,)](logits, best, tokens, normal, packed, logits.stride(0))
-    if k < 0:
-        return packed.flatten(), k
-    # Rows that ask for nothing pay nothing.
-    asking = on_device(logits, np.flatnonzero(wanted >= 0))
-    asked, least = logits[asking], normal[asking][:, None]
-    picked = asked.gather(1, tokens[asking][:, None])
-    packed[3, asking] = (asked > picked).sum(-1, dtype=torch.int32) + 1
-    ids, top = packed.new_zeros((n, k)), packed.new_zeros((n, k))
-    found = largest(asked, k)
-    ids[asking], top[asking] = found.int(), (asked.gather(1, found) - least).view(torch.int32)
-    return torch.cat((packed.flatten(), ids.flatten(), top.flatten())), k
+    if k >= 0:
+        put_alternatives(packed, logits, normal, tokens, np.flatnonzero(wanted >= 0), k)
+    return packed, k

@@ -19,7 +19,6 @@ from model.weight_formats.groups import (
     GroupFormat,
     GroupWeights,
     NotGrouped,
-    block_outputs,
     blocks_of,
     flattened,
 )
@@ -54,7 +53,6 @@ few launches, and products that fill a GPU. Not measured on a device yet.
 """
 JOINED = 512  # outputs whose sums a program joins
 FIRST_OF_BYTES = -128  # first level of bytes that are converted to bfloat16 by their bits
-FLOAT8_TOGETHER = 16  # inputs and outputs of a product in float8 are multiples of it
 KINDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -274,46 +272,13 @@ class GroupProduct:
         levels = self.parts[0].levels
         self.stored_format = _stored_format(levels, device)
         self.table = None if levels.are_integers else torch.tensor(levels.numbers, device=device)
-        self._block, self._one = block_outputs(self.inputs), torch.ones((), device=device)
+        self._device = device
         self._unpacked = unpacked_outputs(self.inputs)
         scratch.reserve(min(self._unpacked, max(part.outputs for part in self.parts)) * self.inputs)
 
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
-
-    @property
-    def is_float8(self) -> bool:
-        """Whether weights are in float8 with one scale an output, in sizes that `torch._scaled_mm` takes."""
-        return self.inputs % FLOAT8_TOGETHER == 0 and all(
-            part.levels == E4M3
-            and part.scales.groups == 1
-            and part.offsets is None
-            and part.index is None
-            and part.outputs % FLOAT8_TOGETHER == 0
-            for part in self.parts
-        )
-
-    def of_float8(self, x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        """Multiplies rows in float8, a block of weights at a time.
-
-        Args:
-            x: [rows, in] float8_e4m3fn.
-            scales: Scales of the rows, [rows, 1] or [1, 1] float32.
-            dtype: Dtype of the result.
-
-        Returns:
-            [rows, out].
-        """
-        y, start = torch.empty(len(x), self.outputs, dtype=dtype, device=x.device), 0
-        for part in self.parts:
-            for first in range(0, part.outputs, self._block):
-                groups = part.unpacked(slice(first, min(first + self._block, part.outputs)), self.inputs)
-                weight = groups.values.contiguous().view(torch.float8_e4m3fn)
-                sums = torch._scaled_mm(x, weight.T, self._one, self._one, out_dtype=torch.float32)
-                y[:, start : start + len(weight)] = sums.mul_(scales).mul_(groups.scales.float().T)
-                start += len(weight)
-        return y if self.bias is None else y.add_(self.bias)
 
     def __call__(self, x: Tensor, _: ForwardBatch | None = None) -> Tensor:
         """Multiplies x [rows, in]. Returns [rows, out] in x's dtype."""
@@ -370,7 +335,7 @@ class GroupProduct:
         """Runs products with up to `most` rows so that all kernels are compiled."""
         for rows in (1, 17, 33, MOST_ROWS + 1):
             if rows <= most:
-                self(torch.zeros((rows, self.inputs), dtype=self._dtype, device=self._one.device))
+                self(torch.zeros((rows, self.inputs), dtype=self._dtype, device=self._device))
 
     def _by_blocks(self, x: Tensor, part: PackedGroups, y: Tensor) -> None:
         for start in range(0, part.outputs, self._unpacked):

@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from model.gpu.draw_columns import COLUMNS, KEY, LEAST, PLACE, ROW, TEMPERATURE, columns_of
 from model.sampling import random
-from model.sampling.sampler import Draws, on_device
+from model.sampling.sampler import Draws, Ints, on_device
 
 BLOCK = 4096
 GOLDEN = tl.constexpr(random.GOLDEN)
@@ -19,6 +20,7 @@ SHIFT_1, FACTOR_1 = (tl.constexpr(number) for number in random.MIXERS[0])
 SHIFT_2, FACTOR_2 = (tl.constexpr(number) for number in random.MIXERS[1])
 LAST = tl.constexpr(2**31 - 1)
 """No token id is larger."""
+TINY = tl.constexpr(float(np.finfo(np.float32).tiny))
 ALL_ONES = tl.constexpr(2**64 - 1)
 
 
@@ -74,18 +76,13 @@ def join_summaries(tops, tokens, totals, best, token, normal, blocks, PADDED_BLO
 
 
 @triton.jit
-def draw_blocks(
-    logits, rows, best, keys, temperatures, least, tops, tokens, stride, vocabulary, BLOCK: tl.constexpr
-):  # fmt: skip
+def draw_blocks(logits, best, controls, tops, tokens, stride, vocabulary, BLOCK: tl.constexpr):
     """Draws within each block. Grid: (draws, blocks).
 
     Args:
         logits: See `summarise_blocks`.
-        rows: [draws] int64. Row of the logits.
-        best: [draws] float32. Largest logit of the row.
-        keys: [draws] int64. Keys of the noise, see `model.sampling.random.gumbel`.
-        temperatures: [draws] float32, above 0.
-        least: [draws] float32. Log of min_p.
+        best: [rows] float32. Largest logit of each row.
+        controls: [draws, COLUMNS] int64, see `model.gpu.draw_columns`. top_k and top_p are not read.
         tops: [draws, blocks] float32. Largest of scaled logits with noise.
         tokens: [draws, blocks] int32. First token that has it.
         stride: See `summarise_blocks`.
@@ -93,11 +90,16 @@ def draw_blocks(
         BLOCK: See `summarise_blocks`.
     """
     draw = tl.program_id(0)
-    x, ids, _ = block_of(logits, tl.load(rows + draw), stride, vocabulary, BLOCK)
-    scaled = tl.math.div_rn(x - tl.load(best + draw), tl.zeros_like(x) + tl.load(temperatures + draw))
-    key = tl.load(keys + draw).to(tl.uint64, bitcast=True)
+    of = controls + draw * COLUMNS
+    row = tl.load(of + ROW)
+    x, ids, _ = block_of(logits, row, stride, vocabulary, BLOCK)
+    # In float32 it is above 0 still.
+    temperature = tl.maximum(tl.load(of + TEMPERATURE).to(tl.float64, bitcast=True), TINY).to(tl.float32)
+    least = tl.load(of + LEAST).to(tl.float64, bitcast=True).to(tl.float32)
+    scaled = tl.math.div_rn(x - tl.load(best + row), tl.zeros_like(x) + temperature)
+    key = tl.load(of + KEY).to(tl.uint64, bitcast=True)
     noisy = scaled + gumbel(mixed_bits(key ^ ids.to(tl.uint64)))
-    noisy = tl.where(scaled >= tl.load(least + draw), noisy, float("-inf"))
+    noisy = tl.where(scaled >= least, noisy, float("-inf"))
     top = tl.max(noisy, 0)
     at = draw * tl.num_programs(1) + tl.program_id(1)
     tl.store(tops + at, top)
@@ -105,13 +107,14 @@ def draw_blocks(
 
 
 @triton.jit
-def join_draws(tops, tokens, token, blocks, PADDED_BLOCKS: tl.constexpr):
+def join_draws(controls, tops, tokens, drawn, blocks, PADDED_BLOCKS: tl.constexpr):
     """Joins the blocks of a draw. Grid: (draws,).
 
     Args:
+        controls: See `draw_blocks`.
         tops: See `draw_blocks`.
         tokens: See `draw_blocks`.
-        token: [draws] int64. Drawn token.
+        drawn: int64. Receives drawn tokens, each at its PLACE.
         blocks: Blocks of a draw.
         PADDED_BLOCKS: A power of two not below `blocks`.
     """
@@ -121,7 +124,8 @@ def join_draws(tops, tokens, token, blocks, PADDED_BLOCKS: tl.constexpr):
     each = tl.load(tops + draw * blocks + number, mask=there, other=float("-inf"))
     first = tl.load(tokens + draw * blocks + number, mask=there, other=LAST)
     least = tl.min(tl.where(each == tl.max(each, 0), first, LAST), 0)
-    tl.store(token + draw, tl.where(least == LAST, 0, least).to(tl.int64))  # as in `join_summaries`
+    token = tl.where(least == LAST, 0, least).to(tl.int64)  # as in `join_summaries`
+    tl.store(drawn + tl.load(controls + draw * COLUMNS + PLACE), token)
 
 
 @triton.jit
@@ -187,7 +191,8 @@ def summarise(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     logits, n = readable(logits), len(logits)
     blocks = triton.cdiv(logits.shape[1], BLOCK)
-    tops, totals, tokens = _parts(logits, n, blocks)
+    tops, totals = (torch.empty((n, blocks), dtype=torch.float32, device=logits.device) for _ in range(2))
+    tokens = torch.empty((n, blocks), dtype=torch.int32, device=logits.device)
     best, normal, token = logits.new_empty(n), logits.new_empty(n), tokens.new_empty(n, dtype=torch.int64)
     summarise_blocks[(n, blocks)](logits, tops, tokens, totals, logits.stride(0), logits.shape[1], BLOCK=BLOCK)
     join_summaries[(n,)](
@@ -196,31 +201,17 @@ def summarise(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return best, token, normal
 
 
-def draw(logits: Tensor, draws: Draws) -> Tensor:
-    """Draws token ids, int64 [draws], in float32; top_k and top_p are not applied."""
-    logits, n = readable(logits), len(draws.rows)
-    blocks = triton.cdiv(logits.shape[1], BLOCK)
-    tops, _, tokens = _parts(logits, n, blocks)
-    token = tokens.new_empty(n, dtype=torch.int64)
-    with np.errstate(divide="ignore"):
-        least = np.log(draws.min_p).astype(np.float32)
-    temperature = np.maximum(draws.temperature.astype(np.float32), np.finfo(np.float32).tiny)  # above 0 still
-    rows, keys, warmth, lowest = (
-        on_device(logits, np.ascontiguousarray(column)) for column in (draws.rows, draws.keys, temperature, least)
-    )
-    best = logits.amax(-1)[rows]
-    draw_blocks[(n, blocks)](
-        logits, rows, best, keys, warmth, lowest, tops, tokens, logits.stride(0), logits.shape[1], BLOCK=BLOCK
-    )
-    join_draws[(n,)](tops, tokens, token, blocks, PADDED_BLOCKS=triton.next_power_of_2(blocks))
-    return token
-
-
-def _parts(logits: Tensor, rows: int, blocks: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocates the results of blocks: largest logits, sums, token ids. Each array begins where memory is aligned."""
-    kinds = (torch.float32, torch.float32, torch.int32)
-    tops, totals, tokens = (torch.empty((rows, blocks), dtype=kind, device=logits.device) for kind in kinds)
-    return tops, totals, tokens
+def draw(logits: Tensor, draws: Draws, best: Tensor | None = None, into: tuple[Tensor, Ints] | None = None) -> Tensor:
+    """Draws token ids in float32; top_k and top_p are not applied. As `model.gpu.cutoff.draw_from_top`."""
+    logits, n, vocabulary = readable(logits), len(draws.rows), logits.shape[1]
+    tokens, places = into or (torch.empty(n, dtype=torch.int64, device=logits.device), np.arange(n))
+    controls = on_device(logits, columns_of(draws, places, vocabulary))
+    best, blocks = logits.amax(-1) if best is None else best, triton.cdiv(vocabulary, BLOCK)
+    tops = torch.empty((n, blocks), dtype=torch.float32, device=logits.device)
+    found = torch.empty((n, blocks), dtype=torch.int32, device=logits.device)
+    draw_blocks[(n, blocks)](logits, best, controls, tops, found, logits.stride(0), vocabulary, BLOCK=BLOCK)
+    join_draws[(n,)](controls, tops, found, tokens, blocks, PADDED_BLOCKS=triton.next_power_of_2(blocks))
+    return tokens
 
 
 def readable(logits: Tensor) -> Tensor:

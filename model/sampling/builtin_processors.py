@@ -5,9 +5,9 @@ Each is a `LogitsProcessor` of one sequence, as a user's own is. It also changes
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -48,6 +48,10 @@ class BuiltIn(ABC):
             processors: [n] processors of this class.
             positions: [n] int64. Output position of each draw.
         """
+
+
+ApplyRows = Callable[[Tensor, Ints, Sequence[Any], Ints], None]
+"""`BuiltIn.apply_rows` of one kind, as a device does it."""
 
 
 class AllowedTokens(BuiltIn):
@@ -140,15 +144,23 @@ class Penalties(BuiltIn):
 
     Repetition (Keskar et al., CTRL, 2019) scales the logits of tokens of prompt and output. Frequency and presence
     (OpenAI's API) are subtracted for each time, and once, that a token is in the output.
+
+    Attributes:
+        amounts: Repetition, frequency and presence penalty.
+        size: The number of tokens that have occurred.
+        changes: The number of output tokens.
+        latest: Place in `ids`, id and occurrences of the latest output token. Before the first one, those of place 0.
+        on_device: Copy of `ids` and `counts` that a device keeps. It belongs to the function that applies them there.
     """
 
     def __init__(self, params: LogitsParams, prompt: Tokens) -> None:
-        self._penalties = params.repetition, params.frequency, params.presence
-        self._size = 0
-        self._ids, self._counts = np.zeros(64, np.int64), np.zeros(64, np.float32)
-        self._place: dict[int, int] = {}
-        for token in np.unique(prompt).tolist() if params.repetition != 1 else ():
-            self._count(token, 0)
+        self.amounts = params.repetition, params.frequency, params.presence
+        known = np.unique(prompt).astype(np.int64) if params.repetition != 1 else np.zeros(0, np.int64)
+        self.size, self.changes = len(known), 0
+        self.latest = 0, int(known[0]) if len(known) else 0, 0
+        self._ids, self._counts = np.pad(known, (0, 64)), np.zeros(len(known) + 64, np.float32)
+        self._place = dict(zip(known.tolist(), range(len(known)), strict=True))
+        self.on_device: object = None
 
     @classmethod
     def of(cls, params: LogitsParams, prompt: Tokens) -> Self | None:
@@ -158,29 +170,29 @@ class Penalties(BuiltIn):
     @property
     def ids(self) -> Ints:
         """Tokens that have occurred, each once, [n] int64."""
-        return self._ids[: self._size]
+        return self._ids[: self.size]
 
     @property
     def counts(self) -> Floats:
         """Occurrences of each of `ids` in the output, [n] float32; 0 for a token of the prompt alone."""
-        return self._counts[: self._size]
+        return self._counts[: self.size]
 
     def drew(self, token: int) -> None:
-        self._count(token, 1)
-
-    def _count(self, token: int, times: int) -> None:
-        place = self._place.setdefault(token, self._size)
-        if place == self._size:
+        place = self._place.setdefault(token, self.size)
+        if place == self.size:
             if place == len(self._ids):
                 self._ids, self._counts = np.pad(self._ids, (0, place)), np.pad(self._counts, (0, place))
             self._ids[place] = token
-            self._size += 1
-        self._counts[place] += times
+            self.size += 1
+        times = int(self._counts[place]) + 1
+        self._counts[place] = times
+        self.latest = place, token, times
+        self.changes += 1
 
     @classmethod
     def apply_rows(cls, logits: Tensor, rows: Ints, processors: Sequence[Self], positions: Ints) -> None:  # noqa: ARG003
         places = _places(logits, rows, [one.ids for one in processors])
-        each = np.array([one._penalties for one in processors], np.float32)
+        each = np.array([one.amounts for one in processors], np.float32)
         repetition, frequency, presence = each.repeat([len(one.ids) for one in processors], axis=0).T
         counts = np.concatenate([one.counts for one in processors])
         # On the host, so that one transfer brings all; the roundings are those of float32 on any device.

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.sampling.builtin_processors import BUILT_IN, BuiltIn
+from model.sampling.builtin_processors import BUILT_IN, ApplyRows, BuiltIn, Penalties
 from model.sampling.few_tokens import Cuts, forbid_few
 from model.sampling.logits_processors import UserProcessors, args_of
 from model.sampling.sources import NO_SOURCES, ProcessorSources
@@ -299,6 +299,7 @@ class ProcessorRows:
         forbid: Forbid = forbid,
         late: Ints = NONE,
         cuts: Cuts | None = None,
+        penalise: ApplyRows | None = None,
     ) -> Tensor:
         """Changes the logits of rows that have processors.
 
@@ -311,6 +312,7 @@ class ProcessorRows:
             forbid: Applies the masks of constraints.
             late: [m] int64. Places whose masks are left out.
             cuts: Places whose masks are left out where a few tokens can be forbidden instead.
+            penalise: Applies penalties. None for `Penalties.apply_rows`.
 
         Returns:
             [n, vocabulary] float32. `logits` itself where no row has a processor.
@@ -334,7 +336,8 @@ class ProcessorRows:
         changed = logits if masks_alone and not (keeps and masked) else logits.clone()
         for kind, (which, processors) in zip(KINDS, groups, strict=True):
             if which:
-                kind.apply_rows(changed, np.array(which), processors, positions[which])  # type: ignore[arg-type] # all of this kind
+                apply_rows: ApplyRows = penalise if penalise and kind is Penalties else kind.apply_rows
+                apply_rows(changed, np.array(which), processors, positions[which])
         if cuts is not None and len(cuts.places):
             settled = forbid_few(changed, cuts, [self._masks[int(row)] for row in rows[cuts.places]], self._each)
             masked = np.setdiff1d(masked, settled).tolist()

@@ -4,7 +4,7 @@ Order and edge cases are vLLM's. top_k keeps all ties with the k-th token. top_p
 left, and keeps the token that crosses p. Logprobs are of the raw logits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.sampling.builtin_processors import Penalties
 from model.sampling.few_tokens import Cuts, draws_few
 from model.sampling.processor_rows import ProcessorRows
 from model.sampling.random import gumbel, row_keys
@@ -166,6 +167,9 @@ class LogitOps(Protocol):
     def forbid(self, logits: Tensor, rows: Ints, bits: NDArray[np.int32]) -> None:
         """Puts forbidden tokens at -inf, as `model.structured.forbidding.Forbid`."""
 
+    def penalise(self, logits: Tensor, rows: Ints, processors: Sequence[Penalties], positions: Ints) -> None:
+        """Applies penalties to rows, in place, as `Penalties.apply_rows`, to the bit."""
+
 
 class TorchOps:
     """`LogitOps` on any device. Draws are in float64."""
@@ -183,6 +187,9 @@ class TorchOps:
 
     def forbid(self, logits: Tensor, rows: Ints, bits: NDArray[np.int32]) -> None:
         forbid(logits, rows, bits)
+
+    def penalise(self, logits: Tensor, rows: Ints, processors: Sequence[Penalties], positions: Ints) -> None:
+        Penalties.apply_rows(logits, rows, processors, positions)
 
 
 TORCH_OPS = TorchOps()
@@ -219,7 +226,7 @@ def sample(
         keeps = bool((controls.top_logprobs[rows] >= 0).any())
         late = processors.late(rows, controls.among_all(rows))
         cuts = controls.cuts(rows, processors.few(rows, controls.among_few(rows)))
-        adjusted = processors.apply(logits, rows, positions, keeps, ops.forbid, late, cuts)
+        adjusted = processors.apply(logits, rows, positions, keeps, ops.forbid, late, cuts, ops.penalise)
         best, likeliest = map(_host, adjusted.max(-1))
         tokens = _drawn(adjusted, likeliest, controls, rows, positions, ops)
         if len(again := processors.refused(rows, tokens, likeliest, late)):

@@ -1,6 +1,6 @@
 """Operations over whole rows of logits: the largest, the normaliser of probabilities, draws."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from model.cpu.kernels.element import FLOAT
 from model.cpu.kernels.program import Call, Machine
 from model.cpu.kernels.rows import shared_rows
 from model.cpu.kernels.values import FLOAT32, INT16, INT32, INT64, LANES, Value
+from model.sampling.builtin_processors import Penalties
 from model.sampling.random import GOLDEN, MIXERS
 from model.sampling.sampler import TORCH_OPS, Draws, Ints, Summary, draw_among
 from model.structured.forbidding import forbid
@@ -239,6 +240,9 @@ class KernelOps:
         self._forbid.run()
         if whole < logits.shape[1]:
             forbid(logits[:, whole:], rows, bits[:, whole // 32 :] >> whole % 32)
+
+    def penalise(self, logits: Tensor, rows: Ints, processors: Sequence[Penalties], positions: Ints) -> None:
+        TORCH_OPS.penalise(logits, rows, processors, positions)
 
     def draw(self, logits: Tensor, draws: Draws) -> Ints:
         columns = _Columns.of(logits, draws)

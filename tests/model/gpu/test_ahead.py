@@ -348,11 +348,9 @@ def summaries(device: Device) -> tuple[Compiled, Compiled]:
 
 
 def draws(device: Device) -> tuple[Compiled, Compiled]:
-    types = BLOCKS | {
-        "logits": "*fp32", "rows": "*i64", "best": "*fp32", "keys": "*i64", "temperatures": "*fp32", "least": "*fp32",
-    }  # fmt: skip
+    types: dict[str, str] = BLOCKS | {"logits": "*fp32", "best": "*fp32", "controls": "*i64"}
     made = compile_for(device, draw_blocks, types, {"BLOCK": BLOCK}, ("stride", "vocabulary"))
-    types = {"tops": "*fp32", "tokens": "*i32", "token": "*i64", "blocks": "i32"}
+    types = {"controls": "*i64", "tops": "*fp32", "tokens": "*i32", "drawn": "*i64", "blocks": "i32"}
     return made, compile_for(device, join_draws, types, {"PADDED_BLOCKS": 64})
 
 
