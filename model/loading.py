@@ -24,6 +24,7 @@ from model.errors import CheckpointError, RankLost
 from model.forward import Model
 from model.gguf.split import is_gguf
 from model.gguf_weights import open_checkpoint
+from model.host_copies import CudaCopies
 from model.host_memory import PageLocking
 from model.identity import checkpoint_identity
 from model.images import ImageStore
@@ -238,8 +239,10 @@ def load_computer(
     )  # fmt: skip
     store = None
     if settings.host_cache_memory is not None:
-        locking = PageLocking.of_cuda() if device == "cuda" else None
-        store = PageStore(attention, slots, layout.page_bytes, numerics, locking)
+        on_cuda = device == "cuda"
+        locking = PageLocking.of_cuda() if on_cuda else None
+        copies = CudaCopies(torch.device(device)) if on_cuda else None
+        store = PageStore(attention, slots, layout.page_bytes, numerics, locking, copies)
         log.info("Host tier: %d pages, %.1f MiB", slots, slots * layout.page_bytes / 2**20)
     return Computer(
         config, model, attention, layout, pages, slots, store, dtype, torch.device(device), numerics, backend

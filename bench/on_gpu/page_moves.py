@@ -1,12 +1,12 @@
 """The section on moves of KV pages: within the pool, and between it and the host tier."""
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from bench.on_gpu.attention_speed import DIM, HEADS, KV_HEADS, PAGE
@@ -16,6 +16,7 @@ from bench.on_gpu.report import WRONG, Table
 from bench.on_gpu.timing import HostTimer, Timing, Work, seconds_of
 from cache_manager.layout import KVLayout
 from model.gpu.attention_backend import TritonAttention
+from model.host_copies import CudaCopies
 from model.host_memory import HostMemory, PageLocking
 from model.page_store import PageStore
 
@@ -130,12 +131,14 @@ def host_table(bench: Bench, sizes: MoveSizes, pages: Pages, kv: str) -> Table:
     })  # fmt: skip
     table.notes.append(
         f"{sizes.pages} pages, by the host's clock. save, load: model.page_store.PageStore as the engine calls it, "
-        "checksums included. one copy: of as many bytes in one piece, which is the limit. GB/s: bytes of the pages."
+        "checksums included. checksums: by one thread. "
+        "one copy: of as many bytes in one piece, which is the limit. GB/s: bytes of the pages."
     )
     ways = {PAGEABLE: None} | ({LOCKED: PageLocking.of_cuda()} if bench.device.type == "cuda" else {})
     for memory, locking in ways.items():
         with table.attempt(memory):
-            store = PageStore(pages.attention, sizes.pages, pages.page_bytes, b"bench", locking)
+            copies = CudaCopies(bench.device) if bench.device.type == "cuda" else None
+            store = PageStore(pages.attention, sizes.pages, pages.page_bytes, b"bench", locking, copies)
             if locking is not None and not store.content.is_pinned():
                 raise RuntimeError("the memory is not page-locked")
             for name, move, check in store_moves(pages, store):
@@ -156,10 +159,15 @@ def store_moves(pages: Pages, store: PageStore) -> list[tuple[str, Work, Callabl
     slots = np.arange(len(pages.first), dtype=np.int32)
     saved = np.column_stack((pages.first, slots, pages.groups))
     loaded = np.column_stack((slots, pages.others, pages.groups))
+
+    def save() -> None:
+        store.save(saved)
+        store.settle()
+
     return [
-        ("save", lambda: store.save(saved), None),
+        ("save", save, None),
         ("load", lambda: store.load(loaded), pages.unlike),
-        ("checksums", lambda: [zlib.crc32(content.numpy().data) for content in store.content], None),
+        ("checksums", lambda: [xxhash.xxh3_64_intdigest(content.numpy().data) for content in store.content], None),
     ]
 
 

@@ -101,7 +101,7 @@ def test_a_tier_is_locked_from_the_load_to_the_end_of_its_engine(tiny: Path, mon
     """Its slots take what its pages take: no more is locked."""
     cudart = FakeCudart()
     always_swap(monkeypatch)
-    plant(monkeypatch, loading, "PageStore", lambda store: lambda *rest: store(*rest[:-1], cudart.locking))
+    plant(monkeypatch, loading, "PageStore", lambda store: lambda *rest: store(*rest[:4], cudart.locking))
     rig = make_rig(tiny, 4, 64, host_pages=19)
     rig.run({0: make_request(rig, list(range(1, 11)), 1)})
     assert list(cudart.locked.values()) == [19 * rig.loaded.layout.page_bytes]

@@ -152,7 +152,7 @@ def mix_up_slots(store: PageStore) -> None:
 
 
 def change_a_checksum(store: PageStore) -> None:
-    store.checksums += np.uint32(1)
+    store.checksums += np.uint64(1)
 
 
 @pytest.mark.parametrize("scheduling", [PLAIN, PIPELINED], ids=["one in flight", "two in flight"])
@@ -167,6 +167,7 @@ def test_a_spoilt_copy_is_computed_anew(
     rig = pressed(tiny, prompts, 4, 200, scheduling, rounds=2, record=False)
     store = rig.loaded.runner.page_moves.store
     assert store is not None
+    store.settle()
     spoil(store)
     rig.run({100 * 7 + i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
     check(alone, rig, prompts)
@@ -179,6 +180,7 @@ def test_a_store_that_does_not_look_is_noticed(
     rig = pressed(tiny, prompts, 4, 200, PLAIN, rounds=2, record=False)
     store = rig.loaded.runner.page_moves.store
     assert store is not None
+    store.settle()
     store.content += 1
     plant(monkeypatch, PageStore, "_checksum", lambda _: lambda self, slot: self.checksums[slot])
     rig.run({100 * 7 + i: make_request(rig, prompt, NEW) for i, prompt in enumerate(prompts)})
@@ -210,7 +212,9 @@ def test_pages_of_another_model_do_not_come_back() -> None:
     attention.pool.write(0, attention.pool.places(0, np.arange(9 * 5)), *(torch.randn(45, 2, 6) for _ in range(2)))
     before = exported(attention, range(9))
     stores = [PageStore(attention, 4, layout.page_bytes, name) for name in (b"model", b"other")]
-    stores[0].save(np.array([[7, 0, 0]], np.int32))
+    for store in stores:
+        store.save(np.array([[7, 0, 0]], np.int32))
+        store.settle()
     stores[1].content, stores[1].checksums = stores[0].content, stores[0].checksums
     assert stores[1].load(np.array([[0, 1, 0]], np.int32)).tolist() == [1]
     assert torch.equal(exported(attention, range(9)), before)
