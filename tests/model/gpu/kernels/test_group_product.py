@@ -237,9 +237,12 @@ def test_quantization_int8(dtype: torch.dtype, rows: int, launches: Launches) ->
 
 
 @pytest.mark.usefixtures("products_by_row")
-def test_bits_of_a_row_are_its_own() -> None:
-    form, weight = drawn(INT4, 40, 96, 32, True)
-    product, x = product_of(form, [weight], DTYPES[1]), numbers(MOST_ROWS, 96).to(DTYPES[1]).to(DEVICE)
+@pytest.mark.parametrize("width", [96, 64 * 9])
+def test_bits_of_a_row_are_its_own(width: int) -> None:
+    """As groups, and as lines, of which a program has 16, 32 or 64 rows."""
+    form, weight = drawn(INT4, 40, width, 32, True)
+    product, x = product_of(form, [weight], DTYPES[1]), numbers(MOST_ROWS, width).to(DTYPES[1]).to(DEVICE)
+    assert product.parts[0].has_lines == (width > 96)
     whole = product(x)
     for start, end in ((0, 1), (15, 17), (60, 64), (20, 61)):
         assert torch.equal(product(x[start:end]), whole[start:end])
