@@ -203,7 +203,8 @@ def _attend_piece(
     top = tl.full((TILE_TOKENS * TILE_HEADS,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_TOKENS * TILE_HEADS,), tl.float32)
     mixed = tl.zeros((TILE_TOKENS * TILE_HEADS, PADDED_DIM), tl.float32)
-    LOOPS: tl.constexpr = 3 if TILE_TOKENS * TILE_HEADS > 16 else 1
+    # Wide heads in 8 bits leave no registers for several loops.
+    LOOPS: tl.constexpr = 3 if TILE_TOKENS * TILE_HEADS > 16 and (KV_FORMAT == PLAIN or PADDED_DIM <= 128) else 1
     first_tile = begin // TILE_KEYS * TILE_KEYS
     bounds = (first_tile, end, end, end)
     if LOOPS == 3:

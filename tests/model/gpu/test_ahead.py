@@ -33,7 +33,7 @@ SPILLED = 64
 """Bytes that a thread of attention may spill, 16 registers, none of them in an innermost loop.
 
 The harm decides. Triton 3.7.1 spills 8 to 24 bytes in some of the shapes below, Triton 3.6.0 8 to 56 bytes: all of them
-outside the loop over keys, where a register is stored once and loaded once for a piece of work. That is two
+outside the loops, where a register is stored once and loaded once for a piece of work. That is two
 instructions beside 500 to 1,900 for each tile of keys. In the loop they would be waited for with each tile.
 """
 SPILLED_BY_GROUPS = 8
@@ -44,10 +44,10 @@ and loads them behind it. No other kernel may spill.
 FLOATS = {"float32": ("*fp32", tl.float32), "half": ("*bf16", tl.bfloat16), "eight": ("*bf16", tl.bfloat16)}
 
 
-def float8(device: Device, pages: bool = False) -> int:
+def float8(device: Device, pages: bool = False) -> tl.constexpr:
     """Returns the format of e4m3 on a device: AMD's convert it by its bits, as those below 8.9 do."""
     capability = divmod(device, 10) if isinstance(device, int) else (0, 0)
-    return (formats.page_format_of if pages else formats.format_of)(torch.float8_e4m3fn, capability)
+    return tl.constexpr((formats.page_format_of if pages else formats.format_of)(torch.float8_e4m3fn, capability))
 
 
 def attention(
@@ -58,7 +58,7 @@ def attention(
     pages, format_ = floats, formats.PLAIN.value
     if elements == "eight":
         pages = "*u8"
-        format_ = float8(device, pages=True) if fp8 else formats.INT8.value
+        format_ = (float8(device, pages=True) if fp8 else formats.INT8).value
     types = {
         "out": floats, "queries": floats, "keys": pages, "values": pages, "key_scales": "*fp32",
         "value_scales": "*fp32", "plan": "*i32", "header": "i32", "first_key": "*i32", "end_key": "*i32",

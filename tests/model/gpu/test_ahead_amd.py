@@ -28,7 +28,8 @@ def test_attention(device: str, dim: int, elements: str) -> None:
     for sizes, divided, looped in ((tuning.few, True, True), (tuning.many, False, False), (tuning.shared, True, True)):
         made = kernels.attention(device, elements, dim, sizes, divided, looped)
         check(made, device, multiplies=True)
-        assert made.spilled == 0
+        assert made.spilled <= kernels.SPILLED
+        assert made.spilled_in_loops <= (4 if (device, elements) == ("gfx950", "eight") else 0)
 
 
 @pytest.mark.parametrize("elements", ["float32", "half"])
