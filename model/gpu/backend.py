@@ -61,7 +61,7 @@ class TritonBackend:
     device: torch.device
     scratch: Scratch
     compilations: Compilations = field(default_factory=Compilations)
-    _products: list[GroupProduct] = field(default_factory=list)
+    _products: dict[object, GroupProduct] = field(default_factory=dict)
 
     def last_compiled(self) -> float:
         return self.compilations.last
@@ -113,9 +113,10 @@ class TritonBackend:
     def _product(
         self, form: GroupFormat, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype
     ) -> GroupProduct:
-        """Makes a product, and remembers it until its kernels have run."""
-        self._products.append(GroupProduct(form, weights, bias, dtype, self.scratch, self.device))
-        return self._products[-1]
+        """Makes a product, and remembers one of each kind until its kernels have run."""
+        made = GroupProduct(form, weights, bias, dtype, self.scratch, self.device)
+        self._products.setdefault(made.kind, made)
+        return made
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> TritonAttention:
         made = TritonAttention(
@@ -142,7 +143,7 @@ class TritonBackend:
         made, tokens = with_kernels(decoder), decoder.embedding.tokens
         prepare_draws(tokens.vocabulary, tokens.device)
         while self._products:
-            self._products.pop().run_all_rows(sizes.tokens)
+            self._products.popitem()[1].run_all_rows(sizes.tokens)
         run_all_tiles(made, getattr(torch, self.dtype), tokens.device, sizes.tokens)
         if reason := why_no_graphs(made):
             log.info("steps are run launch by launch, not as CUDA graphs: %s", reason)

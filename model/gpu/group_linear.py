@@ -230,8 +230,8 @@ class GroupProduct:
     """`model.weight_formats.groups.GroupLinear` whose products with few rows are a kernel's.
 
     Up to MOST_ROWS rows a row's bits do not depend on the number of rows, nor on what they are. With more rows, which
-    torch multiplies, they agree within rounding, and may depend on that number. Either way the weights are the same
-    numbers, rounded once to the dtype of the product.
+    torch multiplies, they agree within rounding, and may depend on that number. Weights are rounded once to the dtype
+    of the product, but for few rows with lines, see `model.gpu.line_product`, where they are not rounded.
 
     Attributes:
         inputs: Inputs.
@@ -279,6 +279,16 @@ class GroupProduct:
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What the kernels of the product are compiled for: those of equal products are the same."""
+        parts = tuple(
+            (one.outputs, one.levels, one.step, one.size, one.scales.dtype, one.scales.groups, one.index is None,
+             None if one.offsets is None else one.offsets.dtype)
+            for one in self.parts
+        )  # fmt: skip
+        return self.inputs, self._dtype, self.bias is None, parts
 
     def __call__(self, x: Tensor, _: ForwardBatch | None = None) -> Tensor:
         """Multiplies x [rows, in]. Returns [rows, out] in x's dtype."""

@@ -2,7 +2,8 @@
 
 Few rows are multiplied by a kernel. For many a kernel brings the weights back to floats, and torch multiplies. A weight
 is computed in float32 and rounded once, to the type of the activations, as in `GroupLinear`. So few rows and many are
-multiplied with the same weights. Sums are float32.
+multiplied with the same weights. Sums are float32. Integers whose groups are large have another kernel for few rows,
+see `model.gpu.line_product`.
 
 Weights lie in steps of inputs. A step has the integers of all its inputs, output by output: what a program reads of it
 is one piece of memory. In 4 bits a byte has an input of the first half of a step, in its lower half, and the one at the
