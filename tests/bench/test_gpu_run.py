@@ -33,8 +33,10 @@ SIZES = RunSizes(
 )  # fmt: skip
 INSTALLED = "torch,triton,numpy,safetensors,transformers,grpcio,protobuf,prometheus-client"
 """What a machine for GPUs is sure to have."""
-NEEDED_BY_MODELS = "psutil"
-"""What an engine on the CPU asks how much memory is free."""
+CHECKSUMS = "xxhash"
+"""What pages in host memory have checksums by."""
+NEEDED_BY_MODELS = f"psutil,{CHECKSUMS}"
+"""What an engine needs beside; on the CPU it asks how much memory is free."""
 
 
 @pytest.fixture
@@ -156,7 +158,7 @@ def test_sections_that_need_no_model_import_nothing_else() -> None:
     code = f"import importlib; [importlib.import_module(name) for name in {sections.split(',')!r}]"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; from tests.bench.blocked import Blocked, wanted_by; "
-         f"sys.meta_path.insert(0, Blocked(wanted_by({INSTALLED.split(',')!r}))); {code}"],
+         f"sys.meta_path.insert(0, Blocked(wanted_by({[*INSTALLED.split(','), CHECKSUMS]!r}))); {code}"],
         cwd=ROOT, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
