@@ -12,6 +12,7 @@ PLAIN, INT8, FP8, FP8_BITS, FP8_PACKED = (tl.constexpr(i) for i in range(5))
 """Formats: floats unchanged; int8; e4m3 converted by the device; converted here; and four at once, by `shifted`."""
 
 NATIVE_FP8 = (8, 9)  # compute capability that converts e4m3
+PACKED = (9, 0)  # from which there is the shared memory for what `shifted` converts in place
 NO_PACKED = (10, 0)  # from which Triton's pipelines of loops refuse instructions that it does not know
 HALF_SHIFT = tl.constexpr(2.0**60)
 """Square root of what e4m3 is too small by whose bits stand in those of bfloat16: its exponents' bias is 120 larger."""
@@ -39,7 +40,7 @@ def format_of(kind: torch.dtype | None, capability: tuple[int, int]) -> int:
 def page_format_of(kind: torch.dtype | None, capability: tuple[int, int]) -> int:
     """Returns the format of elements of pages, see `format_of`."""
     found = format_of(kind, capability)
-    return FP8_PACKED.value if found == FP8.value and capability < NO_PACKED else found
+    return FP8_PACKED.value if found == FP8.value and PACKED <= capability < NO_PACKED else found
 
 
 @triton.jit

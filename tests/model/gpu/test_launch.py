@@ -28,6 +28,7 @@ from model.gpu.expert_choice import add_places, arrange_places, choose_experts, 
 from model.gpu.expert_product import multiply_experts
 from model.gpu.group_linear import MOST_ROWS, GroupProduct
 from model.gpu.group_product import multiply_groups, unpack_groups
+from model.gpu.line_product import multiply_lines
 from model.gpu.mixtures import run_all_tiles, silu_gated
 from model.gpu.parts import KernelGatedMLP, KernelNorm, KernelSelfAttention, KernelSummed
 from model.gpu.recurrence import convolve_pieces, keep_windows, recur_tokens
@@ -84,6 +85,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], int]:
         join_parts,
         write_slots,
         multiply_groups,
+        multiply_lines,
         unpack_groups,
         convolve_pieces,
         keep_windows,
@@ -252,10 +254,12 @@ def test_short_convolutions_are_compiled_with_and_without_a_bias(compiled: Calla
 def test_products_with_groups_are_compiled_once(
     form: GroupFormat, compiled: Callable[[Any], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For any number of rows, and any block of outputs that many rows are multiplied with."""
+    """For any number of rows (lines for 16, 32 and 64), and any block of outputs that many rows are multiplied with."""
     monkeypatch.setattr(group_linear, "unpacked_outputs", lambda _: 128)
     weight, dtype = plain_weight(torch.randn(400, 256)), torch.bfloat16
     product = GroupProduct(form, [weight], None, dtype, Scratch(dtype, CPU), CPU)
     for rows in (1, 2, 16, 17, MOST_ROWS, MOST_ROWS + 1, MOST_ROWS + 2):
         assert product(torch.randn(rows, 256, dtype=dtype)).shape == (rows, 400)
-    assert [compiled(kernel) for kernel in (multiply_groups, unpack_groups)] == [1, 1]
+    lines = product.parts[0].has_lines
+    expected = [0, 3, 1] if lines else [1, 0, 1]
+    assert [compiled(kernel) for kernel in (multiply_groups, multiply_lines, unpack_groups)] == expected
