@@ -272,7 +272,7 @@ class GroupProduct:
         levels = self.parts[0].levels
         self.stored_format = _stored_format(levels, device)
         self.table = None if levels.are_integers else torch.tensor(levels.numbers, device=device)
-        self._device = device
+        self._device, self._conversion = device, conversion_for(levels, dtype, device)
         self._unpacked = unpacked_outputs(self.inputs)
         scratch.reserve(min(self._unpacked, max(part.outputs for part in self.parts)) * self.inputs)
 
@@ -282,7 +282,7 @@ class GroupProduct:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What the kernels of the product are compiled for: those of equal products are the same."""
+        """All that its kernels are compiled for: products of one kind have the same kernels."""
         parts = tuple(
             (one.outputs, one.levels, one.step, one.size, one.scales.dtype, one.scales.groups, one.index is None,
              None if one.offsets is None else one.offsets.dtype)
@@ -331,7 +331,7 @@ class GroupProduct:
             sums, x, part.values, scales.stored, (scales if offsets is None else offsets).stored,
             x if bias is None else bias, len(x), part.outputs, self.inputs, sums.stride(-2), BITS=part.levels.bits,
             FIRST=first, SIZE=0 if scales.groups == 1 else part.size,
-            CONVERSION=conversion_for(part.levels.bits, first, x), STEPS=together, STEP=part.step, ROWS=rows,
+            CONVERSION=self._conversion, STEPS=together, STEP=part.step, ROWS=rows,
             OUTS=LINE_OUTPUTS, SCALES=KINDS[scales.dtype], OFFSETS=None if offsets is None else KINDS[offsets.dtype],
             BIAS=bias is not None and parts == 1, num_warps=LINE_WARPS, num_stages=LINE_STAGES,
         )  # fmt: skip
@@ -372,11 +372,14 @@ class GroupProduct:
         return weights
 
 
-def conversion_for(bits: int, first: int, x: Tensor) -> str:
-    """Returns the instructions that convert levels to x's dtype on its device, "" if there are none."""
-    half, exact = x.dtype == torch.float16, bits == 4 or x.dtype == torch.float16 or first == FIRST_OF_BYTES
-    takes_them = x.device.type == "cuda" and torch.version.hip is None and capability_of(x.device) < NO_PACKED
-    return conversion(bits, first, half) if takes_them and exact and x.dtype != torch.float32 else ""
+def conversion_for(levels: Levels, dtype: torch.dtype, device: torch.device) -> str:
+    """Returns the instructions that convert levels to a dtype on a device, "" if there are none."""
+    bits, half = levels.bits, dtype == torch.float16
+    takes_them = device.type == "cuda" and torch.version.hip is None and capability_of(device) < NO_PACKED
+    if not takes_them or not levels.are_integers or dtype == torch.float32:
+        return ""
+    first = int(levels.numbers[0])
+    return conversion(bits, first, half) if bits == 4 or half or first == FIRST_OF_BYTES else ""
 
 
 def unpacked_outputs(inputs: int) -> int:

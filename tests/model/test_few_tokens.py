@@ -42,7 +42,7 @@ OPS: list[LogitOps] = [TORCH_OPS, KernelOps(the_machine())]
 
 @pytest.fixture(autouse=True)
 def masks_count_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that which draws are without masks does not depend on the machine."""
+    """Which draws are without masks must not depend on the machine."""
     monkeypatch.setattr(GrammarMask, "is_slow", True)
 
 

@@ -37,7 +37,7 @@ STOPPED, CLOSED, LENGTH = FinishReason.STOP, FinishReason.CLOSED, FinishReason.L
 
 @dataclass(frozen=True)
 class Ended:
-    """What a client gets: text, count of tokens, reason, and the stop string."""
+    """A client's view of an end: text, count of tokens, reason, and the stop string."""
 
     text: str
     tokens: int

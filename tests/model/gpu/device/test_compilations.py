@@ -76,7 +76,7 @@ def test_a_kernel_that_is_compiled_late_is_noticed() -> None:
 
 
 def requests(rig: Rig) -> dict[int, Request]:
-    """Of all kinds of draws and logprobs, of all lengths up to 200."""
+    """Returns requests of all kinds of draws and logprobs, of all lengths up to 200."""
     source, made = random.Random(9), dict[int, Request]()
     kinds = [(draw, logprobs) for draw in DRAWS.values() for logprobs in LOGPROBS]
     source.shuffle(kinds)

@@ -78,7 +78,7 @@ def tokens_of(results: list[Result]) -> list[list[int]]:
 
 
 def test_the_law_is_that_of_transformers(dense: Path, oracle: Oracle) -> None:
-    """What float32 says on the device is what transformers says on the CPU."""
+    """Logprobs in float32 on the device are those of transformers on the CPU."""
     model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32).eval()
     text = PROMPTS[5]
     with torch.no_grad():

@@ -55,7 +55,7 @@ def lines(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
 
 @needs_cuda
 def test_the_next_tensor_finds_no_memory() -> None:
-    """What these tests stand on: the error is torch's, and all memory is there again."""
+    """The error is torch's, and all memory is there again: these tests stand on that."""
     with memory.none(), pytest.raises(torch.OutOfMemoryError):
         torch.empty(1, device="cuda")
     assert len(torch.empty(2**28, dtype=torch.uint8, device="cuda")) == 2**28
