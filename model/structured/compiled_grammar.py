@@ -1,13 +1,18 @@
 """A compiled grammar: matchers at the start of an output, and a completion from there, which all outputs share."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from model.inputs.matcher import Matcher
 from model.structured.closing import Find
+from model.structured.forcing import Forcing
+from model.structured.next_tokens import Openings, next_tokens
 
 MOST_COMPILED = 8  # times that a grammar is compiled
 WORTH = 0.25  # seconds of its masks for each time that it was compiled: some ten times what the next one takes
+START_SECONDS = 0.05  # of processor time, for the token that is forced at the start
 TRIES = 2  # searches for a completion: a busy host may take the time of one
 
 
@@ -16,6 +21,9 @@ class CompiledGrammar:
 
     Copies of a matcher share its lexer, and a lock on that: of rows with one grammar only one computes its mask at a
     time. So a grammar whose masks take long is compiled several times, and rows have these in turn.
+
+    Attributes:
+        openings: What may follow in the first states of its outputs.
     """
 
     def __init__(self, matcher: Matcher, find: Find) -> None:
@@ -26,6 +34,7 @@ class CompiledGrammar:
             find: Finds completions.
         """
         self._matchers, self._find = [matcher], find
+        self.openings = Openings()
         self._lent = 0  # matchers
         self._seconds = 0.0  # of processor time, of masks
         self._asked = False  # for another matcher
@@ -62,6 +71,18 @@ class CompiledGrammar:
                 return
             self._asked = True
         submit()
+
+    def look_at_start(self, forcing: Forcing, ends: Sequence[int]) -> None:
+        """Finds what may follow at the start, so that no output's first token waits for that.
+
+        Args:
+            forcing: Of the vocabulary.
+            ends: End tokens.
+        """
+        with suppress(TimeoutError):  # the first mask of an output tries again, and says so
+            found = next_tokens(self._matchers[0].deep_copy(), forcing, ends, time.thread_time() + START_SECONDS)
+            if found is not None:
+                self.openings.keep((), found)
 
     def add(self, matcher: Matcher) -> None:
         """Takes another matcher of the same grammar."""

@@ -14,6 +14,7 @@ from model.inputs.matcher import Matcher
 from model.structured.closing import Closing
 from model.structured.forcing import Bits, Forcing
 from model.structured.grammar_store import GrammarStore
+from model.structured.next_tokens import DEEPEST, NextTokens, Openings, forbid_ends, next_tokens
 from scheduler.controls import LogitsParams
 
 FINITE = -1e30  # logit at which a forbidden end token can be drawn where nothing else can
@@ -47,6 +48,7 @@ class GrammarMask:
         took: Callable[[float], None] = _ignore,
         lock: int = 0,
         stops: Sequence[int] = (),
+        openings: Openings | None = None,
     ) -> None:
         """Makes the constraint at the start of an output.
 
@@ -58,11 +60,14 @@ class GrammarMask:
             took: Is told the seconds of processor time of each mask.
             lock: The same number as of others whose matchers share a lock.
             stops: Stop tokens. No text of the grammar has them.
+            openings: What may follow in the first states of the grammar's outputs, which share it.
         """
         self.lock = lock
         self._matcher, self._forcing, self._closing, self._ends, self._took = matcher, forcing, closing, ends, took
         self._stops = frozenset(stops) - {*ends}
-        self._next: tuple[Bits, list[int]] | None = None  # mask of the next draw, and forced tokens, where known
+        self._openings = Openings() if openings is None else openings
+        self._begun: tuple[int, ...] = ()  # the first tokens of the output, one more than `Openings` has at most
+        self._next: NextTokens | None = None  # where known
         self._free: bool | None = None  # whether none is forced, where that was looked for
         self._within_text = 0.0  # seconds of the last mask where none was forced
         self._over = 0.0  # seconds that masks and tokens took beyond `SLOW`
@@ -88,7 +93,14 @@ class GrammarMask:
                 )
             matcher, lock = compiled.matcher()
             return cls(
-                matcher, store.forcing, closing, store.completions.ends, compiled.took, lock, params.grammar_stops
+                matcher,
+                store.forcing,
+                closing,
+                store.completions.ends,
+                compiled.took,
+                lock,
+                params.grammar_stops,
+                compiled.openings,
             )
         except RequestFault as fault:
             return cls(fault)
@@ -109,6 +121,8 @@ class GrammarMask:
         if self._closing is not None and not isinstance(self._matcher, RequestFault):
             self._closing.drew(self._matcher, token)
         self._next = self._free = None
+        if len(self._begun) <= DEEPEST:
+            self._begun += (token,)
         if not isinstance(self._matcher, RequestFault):
             began = time.thread_time()
             if not self._matcher.consume_token(token):
@@ -191,7 +205,7 @@ class GrammarMask:
     @property
     def is_forced(self) -> bool:
         """Whether the next token is a forced one, once the mask of its draw is known."""
-        return self._next is not None and bool(self._next[1])
+        return self._next is not None and bool(self._next.forced)
 
     def jump(self) -> list[int]:
         """Returns tokens that must come next; most often there are none."""
@@ -204,23 +218,28 @@ class GrammarMask:
             return []
 
     def _following(self) -> list[int]:
-        forcing, matcher = self._forcing, self._matcher
-        room = MOST_JUMP if self._closing is None else min(MOST_JUMP, self._closing.undisturbed)
-        if isinstance(matcher, RequestFault) or forcing is None or self._next is None:
+        forcing, matcher, found = self._forcing, self._matcher, self._next
+        if isinstance(matcher, RequestFault) or forcing is None or found is None:
             return []
-        tokens, taken = self._next[1], list[int]()
-        until, ahead = time.thread_time() + SLOW, matcher.deep_copy()
-        while tokens and len(taken) < room:
+        room = MOST_JUMP if self._closing is None else min(MOST_JUMP, self._closing.undisturbed)
+        if found.jump is None:
+            found.jump = self._forced_behind(found.forced, matcher, forcing)
+        return found.jump[:room]
+
+    def _forced_behind(self, tokens: list[int], matcher: Matcher, forcing: Forcing) -> list[int]:
+        """Returns forced tokens and those that are forced behind them."""
+        taken, until, ahead = list[int](), time.thread_time() + SLOW, matcher.deep_copy()
+        while tokens and len(taken) < MOST_JUMP:
             taken += tokens
             if taken[-1] in self._ends or not ahead.consume_tokens(tokens):
                 break
             bits = forcing.mask(ahead)
-            self._forbid_ends(ahead, bits)
+            forbid_ends(ahead, bits, self._ends)
             try:  # what is not found in time is drawn
-                tokens = forcing.tokens(ahead, bits, room, until)
+                tokens = forcing.tokens(ahead, bits, MOST_JUMP, until)
             except TimeoutError:
                 break
-        return taken[:room]
+        return taken[:MOST_JUMP]
 
     def mask(self) -> Bits:
         """Returns the mask of the next draw.
@@ -231,63 +250,47 @@ class GrammarMask:
         if isinstance(self._matcher, RequestFault):
             raise self._matcher
         if self._next is None:
-            began = time.thread_time()
-            self._next = self._look(self._matcher, began)
-            seconds = time.thread_time() - began
-            self._within_text = seconds if self._free else self._within_text
-            self._took(seconds)
-            self._charge(self._matcher, began)
+            self._next = self._openings.get(self._begun) or self._found(self._matcher)
         if isinstance(self._matcher, RequestFault):
             raise self._matcher
-        return self._next[0]
+        return self._with_stops(self._next)
 
-    def _look(self, matcher: Matcher, began: float) -> tuple[Bits, list[int]]:
-        """Returns the mask of a state, and the token that must follow, where there is one: the mask has it alone.
+    def _found(self, matcher: Matcher) -> NextTokens:
+        """Finds what may follow. Raises RequestFault where the matcher has failed."""
+        began = time.thread_time()
+        found = self._look(matcher, began)
+        self._openings.keep(self._begun, found)
+        seconds = time.thread_time() - began
+        self._within_text = seconds if self._free else self._within_text
+        self._took(seconds)
+        self._charge(matcher, began)
+        return found
 
-        Raises:
-            RequestFault: The matcher has failed.
-        """
+    def _look(self, matcher: Matcher, began: float) -> NextTokens:
+        """Raises RequestFault where the matcher has failed, or a forced token is not found in time."""
         if (forcing := self._forcing) is None:
             raise TypeError("a matcher without the Forcing of its vocabulary")
-        bits = forcing.mask(matcher)
-        if matcher.is_error():
-            what = "its grammar is too complex, or leads where nothing can follow"
-            self._matcher = _fault_of(matcher, what)
+        try:
+            found = next_tokens(matcher, forcing, self._ends, began + SLOW + LENIENCE)
+        except TimeoutError:  # once more, which a pause of the machine does not do twice
+            try:
+                found = next_tokens(matcher, forcing, self._ends, time.thread_time() + SLOW + LENIENCE)
+            except TimeoutError:
+                self._matcher = _fault_of(matcher, TOO_SLOW)
+                raise self._matcher from None
+        if found is None:
+            self._matcher = _fault_of(matcher, "its grammar is too complex, or leads where nothing can follow")
             raise self._matcher
-        self._forbid_ends(matcher, bits)
-        try:
-            tokens = forcing.tokens(matcher, bits, 1, began + SLOW + LENIENCE)
-        except TimeoutError:
-            tokens = self._look_again(matcher, forcing, bits)
-        if tokens:
-            return forcing.alone(tokens[0]), tokens
-        self._put_stops(bits)
-        return bits, tokens
+        return found
 
-    def _look_again(self, matcher: Matcher, forcing: Forcing, bits: Bits) -> list[int]:
-        """Does what took too long once more, which a pause of the machine does not do twice. Raises RequestFault."""
-        try:
-            return forcing.tokens(matcher, bits, 1, time.thread_time() + SLOW + LENIENCE)
-        except TimeoutError:
-            self._matcher = _fault_of(matcher, TOO_SLOW)
-            raise self._matcher from None
-
-    def _forbid_ends(self, matcher: Matcher, bits: Bits) -> None:
-        """Takes end tokens out of the mask of an output that is not complete.
-
-        Within a text that ends with a special token, as reasoning may, the library's mask has them, and refuses them
-        when they are drawn.
-        """
-        allowed = [end for end in self._ends if bits[end >> 5] >> (end & 31) & 1]
-        if allowed and not (matcher.is_accepting() or matcher.is_stopped()):
-            for end in allowed:
-                bits[end >> 5] ^= np.int32(np.uint32(1 << (end & 31)).view(np.int32))
-
-    def _put_stops(self, bits: Bits) -> None:
-        """Allows stop tokens in a mask where the end token is allowed."""
-        if self._stops and bits[self._ends[0] >> 5] >> (self._ends[0] & 31) & 1:
+    def _with_stops(self, found: NextTokens) -> Bits:
+        """Returns a mask in which stop tokens are allowed where the end token is; one that is forced is alone."""
+        mask = found.mask
+        if self._stops and not found.forced and mask[self._ends[0] >> 5] >> (self._ends[0] & 31) & 1:
+            mask = mask.copy()
             for stop in self._stops:
-                bits[stop >> 5] |= np.uint32(1 << (stop & 31)).view(np.int32)
+                mask[stop >> 5] |= np.uint32(1 << (stop & 31)).view(np.int32)
+        return mask
 
     def _as_end(self, token: int) -> int:
         """Returns the end token that a stop token is taken as; any other token itself."""

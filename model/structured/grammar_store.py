@@ -167,10 +167,11 @@ class GrammarStore:
     def _compile(self, grammar: str, reasoning_end: Sequence[int] | None = None) -> CompiledGrammar:
         compiled = CompiledGrammar(self._matcher(grammar), partial(completed, self.completions))
         try:
+            compiled.look_at_start(self.forcing, self.completions.ends)
             if reasoning_end is not None:
                 compiled.path(reasoning_end)
         except BaseException as error:  # a panic of the library's Rust code is no Exception
-            log.exception("the completions of a grammar cannot be searched")
+            log.exception("the start or the completions of a grammar cannot be looked at")
             raise RequestFault(f"structured_output cannot be completed: {type(error).__name__}") from None
         return compiled
 

@@ -1,5 +1,6 @@
 """Compiled grammars: what outputs share is found once, and masks of several threads do not wait for each other."""
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,10 @@ from model.errors import RequestFault
 from model.inputs.matcher import Matcher
 from model.structured import compiled_grammar, grammar_store
 from model.structured.compiled_grammar import TRIES, CompiledGrammar
+from model.structured.forcing import Bits, Forcing
 from model.structured.grammar_mask import GrammarMask
 from model.structured.grammar_store import GrammarStore
+from model.structured.next_tokens import DEEPEST, MOST_KEPT, Openings, next_tokens
 from scheduler.controls import LogitsParams
 from tests.model.test_grammars import TOKENS
 from tests.support.processes import wait_until
@@ -159,3 +162,74 @@ def test_an_output_that_is_not_closed_has_no_search(store: GrammarStore, monkeyp
 
     monkeypatch.setattr(type(store.completions), "find", find)
     wait_until(lambda: store.ready(GRAMMAR, ""), "its compilation")
+
+
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Returns a list of the matchers whose masks are computed from now on."""
+    found, mask = list[object](), Forcing.mask
+
+    def noted(self: Forcing, matcher: Matcher) -> Bits:
+        found.append(matcher)
+        return mask(self, matcher)
+
+    monkeypatch.setattr(Forcing, "mask", noted)
+    return found
+
+
+def test_the_start_is_looked_at_while_a_grammar_is_compiled(
+    store: GrammarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = store.forcing.mask(MATCHER.deep_copy())
+    wait_until(lambda: store.ready(GRAMMAR, ""), "the grammar")
+    computed = looked_at(monkeypatch)
+    assert (mask_of(store).mask() == expected).all()
+    assert not computed
+
+
+def test_states_behind_a_first_token_are_kept_for_other_outputs(
+    store: GrammarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_until(lambda: store.ready(GRAMMAR, ""), "the grammar")
+    first, other = mask_of(store), mask_of(store)
+    computed = looked_at(monkeypatch)
+    for mask in (first, other):
+        for token in TOKENS.tokenize_str("a"):
+            mask.drew(token)
+    assert (first.mask() == other.mask()).all()
+    assert len(computed) == 1
+
+
+def test_masks_that_are_kept_are_few(store: GrammarStore) -> None:
+    opened = Openings()
+    for token in range(MOST_KEPT + 2):
+        found = next_tokens(MATCHER.deep_copy(), store.forcing, (), math.inf)
+        assert found is not None
+        opened.keep((token,) * DEEPEST, found)
+        opened.keep((token,) * (DEEPEST + 1), found)
+    kept = [token for token in range(MOST_KEPT + 2) if opened.get((token,) * DEEPEST) is not None]
+    assert kept == [*range(MOST_KEPT)]
+    assert all(opened.get((token,) * (DEEPEST + 1)) is None for token in range(MOST_KEPT + 2))
+
+
+def test_stop_tokens_of_a_request_stay_out_of_the_masks_of_others(store: GrammarStore) -> None:
+    grammar = "start: /[a-c]*/"
+    wait_until(lambda: store.ready(grammar, ""), "the grammar")
+    stop = next(
+        token for token in range(TOKENS.vocab_size) if TOKENS.is_special_token(token) and token != TOKENS.eos_token
+    )
+    stopping = GrammarMask.of(LogitsParams(grammar=grammar, grammar_stops=(stop,)), store)
+    other = GrammarMask.of(LogitsParams(grammar=grammar), store)
+    assert stopping is not None
+    assert other is not None
+    assert stopping.mask()[stop >> 5] >> (stop & 31) & 1
+    assert not other.mask()[stop >> 5] >> (stop & 31) & 1
+
+
+def test_forced_tokens_are_the_same_for_outputs_with_less_room(store: GrammarStore) -> None:
+    grammar = 'start: "abcabcabc" /[a-c]+/'
+    wait_until(lambda: store.ready(grammar, ""), "the grammar")
+    first, again = (GrammarMask.of(LogitsParams(grammar=grammar), store) for _ in range(2))
+    alone = GrammarMask(LLMatcher(TOKENS, grammar), store.forcing, ends=store.completions.ends)
+    assert first is not None
+    assert again is not None
+    assert first.jump() == again.jump() == alone.jump() != []

@@ -122,7 +122,7 @@ def test_masks_that_are_quick_are_computed_where_few_tokens_are_drawn_from(
     llama: Path, monkeypatch: pytest.MonkeyPatch, cut: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(grammar_mask, "WORTH", float("inf"))
-    assert computed_part(llama, monkeypatch, cut) >= 1
+    assert computed_part(llama, monkeypatch, cut) > 0.95, "all but those of the first states, which outputs share"
 
 
 @pytest.mark.parametrize("wrong", [True, False])
