@@ -55,8 +55,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},  # commands below take it from here
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    epilog="The flags of serve, frontend, batch and estimate can also stand in a TOML file (--config) or, with less "
-    "precedence, in the environment: --page-size as QUIRE_PAGE_SIZE.",
+    epilog="The flags of serve, frontend, gateway, batch and estimate can also stand in a TOML file (--config) or, "
+    "with less precedence, in the environment: --page-size as QUIRE_PAGE_SIZE.",
 )
 
 

@@ -87,8 +87,8 @@ def build(kind: type[S], values: Mapping[str, Any]) -> S:
 Config = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file of this command's flags: `port = 50051`, `max-batched-tokens = 512`. A table such as `[serve]` "
-        "is for one command alone. The command line takes precedence.",
+        help="TOML file of this command's flags: `port = 50051`, `max-batched-tokens = 512`. A table with the "
+        "name of a command, such as serve, is for that command alone. The command line takes precedence.",
         callback=load_defaults,
         is_eager=True,
         show_default=False,
