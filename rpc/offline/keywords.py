@@ -22,7 +22,7 @@ CONSTRUCTOR_KEYWORDS = {
     "hf_overrides": "config.json in the model's directory",
     "kv_cache_memory_bytes": "LLM(kv_cache_memory=...)",
     "limit_mm_per_prompt": "Quire takes up to 16 images a prompt: leave it out",
-    "load_format": "Quire reads safetensors alone: leave it out",
+    "load_format": "Quire reads safetensors and GGUF alone: leave it out",
     "max_logprobs": "Quire gives up to 20 alternatives: leave it out",
     "max_model_len": "Quire serves the model's whole context; Stopping(max_tokens=...) bounds an output, "
     "LLM(kv_cache_memory=...) the cache",
