@@ -27,18 +27,18 @@ class HostCopies(Protocol):
             slots: [n] int32. No slot twice.
 
         Returns:
-            Waits until the pages are in host memory. Any thread may call it.
+            A function that waits until the pages are in host memory. Any thread may call it.
         """
 
     def to_device(self, host: Tensor, slots: NDArray[np.int32]) -> Callable[[], Tensor]:
-        """Starts copying slots to new memory of the device. What is in the slots has arrived there.
+        """Starts copying slots to new memory of the device. Call it when earlier copies to these slots are done.
 
         Args:
             host: Host memory. No slot is written by the CPU before the copy is done.
             slots: [n] int32.
 
         Returns:
-            Returns the pages [n, page_bytes] uint8, which work that is launched from then on may read.
+            A function that returns the pages, [n, page_bytes] uint8. Work launched after that call may read them.
 
         Raises:
             torch.OutOfMemoryError: The device lacks memory.
@@ -95,7 +95,7 @@ class CudaCopies:
 
     def to_device(self, host: Tensor, slots: NDArray[np.int32]) -> Callable[[], Tensor]:
         with torch.cuda.stream(self._in):
-            # Memory of this stream, so that the copy waits for no kernel that used the memory before.
+            # Allocated on this stream, so that the copy waits for no kernel of the step that used the memory before.
             pages = torch.empty((len(slots), host.shape[1]), dtype=torch.uint8, device=self._device)
             for places, run in runs_of(slots):
                 pages[places].copy_(host[run], non_blocking=True)

@@ -29,7 +29,7 @@ from model.host_memory import HostMemory, PageLocking
 log = logging.getLogger("quire.pages")
 
 PART_BYTES = 2**25  # bytes of pages that are moved at once, at least one page
-UNDER_WAY = 4  # most parts on their way to the host: each holds memory of the device
+UNDER_WAY = 4  # parts on their way to the host, at most: each holds memory of the device
 CHECKERS = min(4, os.cpu_count() or 1)  # threads that check pages: one reads a fraction of what a GPU copies meanwhile
 
 Number = TypeVar("Number", bound=np.generic)
@@ -113,7 +113,7 @@ class PageStore:
         self._copies = CpuCopies() if copies is None else copies
         self.content = self._memory.content.view(slots, page_bytes)
         self.checksums = np.zeros(slots, np.uint64)
-        self._filled = np.zeros(slots, np.bool_)  # what is moved there has arrived
+        self._filled = np.zeros(slots, np.bool_)  # whether the slot's pages have arrived and have a checksum
         self._page_bytes, self._seed = page_bytes, xxhash.xxh3_64_intdigest(fingerprint)
         self._savings = list[_Saving]()  # oldest first
         # Checks have threads of their own: those of savings wait for the device.
@@ -121,7 +121,7 @@ class PageStore:
         self._checkers = ThreadPoolExecutor(CHECKERS, "quire-page-checker")
 
     def save(self, moves: NDArray[np.int32]) -> None:
-        """Starts copying pages to slots. Those for which the device lacks memory are told as lost by `load`.
+        """Starts copying pages to slots. `load` reports pages as lost for which the device lacked memory here.
 
         Work on the current stream that is launched from then on may overwrite the pages.
 

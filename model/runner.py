@@ -4,8 +4,10 @@ A forward pass that raises is run again in halves, down to the sequence that mak
 as a fault. Running a half again is safe: KV writes are the same bytes into the same slots, and nothing else was
 changed.
 
-A step is in flight from its launch until its result is collected, on a device that computes while the host goes on. The
-next step is packed and launched before this one's tokens are known on the host. It reads them on the device.
+On a device that computes while the host goes on, a step's draws stay on the device at first. The next step is packed
+and launched before the host has them, and reads them there. Then the host fetches them (`_land`): that step is over on
+the device, and its result waits for `collect`. So the scheduler's two steps in flight are one here whose draws are on
+the device, and one whose result waits.
 """
 
 import logging
@@ -40,7 +42,8 @@ log = logging.getLogger("quire.runner")
 class Runner:
     """`Executor` for one model on one device.
 
-    Invariant: at most one step is in flight (`_flight`). Results leave in the order in which steps were launched.
+    Invariant: at most one step has draws that the host has not fetched (`_flight`). Results leave in the order in which
+    steps were launched.
 
     Attributes:
         model: The model that it runs.
@@ -96,7 +99,9 @@ class Runner:
         self._position_rows = 1 if rotary_axes == 1 else 1 + rotary_axes  # of `ForwardBatch.positions`
         self._results: deque[StepResult] = deque()
         self._grammars = sources.grammars
-        self._may_have_run = False  # the step that `_run` gets, in part: states that it writes in place are spoilt then
+        # Whether `_start` has launched a part of the step that `_run` gets. Recurrent states, which are written in
+        # place, are spoilt then.
+        self._may_have_run = False
         self._computing = 0.0  # seconds of the model and the sampler, since the start
 
     @property
@@ -161,7 +166,7 @@ class Runner:
             began = time.perf_counter()
             logits = self._logits(packed.tokens, packed.token_positions, packed.wanted, attention, before=self._flight)
             self._computing += time.perf_counter() - began
-        except Exception as error:  # `_run` finds out whose it is
+        except Exception as error:  # `_run` finds the sequence that causes it
             log.warning("a step of %d slices raised %s, it is run again", len(plan.slices), type(error).__name__)
             return None
         if self._land():
@@ -264,12 +269,13 @@ class Runner:
         Args:
             work: The work.
             found: Results of the step.
-            known: Error of the work that it is a part of.
+            known: Type of the error of the work that this is a half of; it is not logged again.
         """
         failure = self._try(work, found)
         if failure is None or len(work.slices) == 1:
             return
-        # Here, where the error is gone: it holds the activations of the pass, and memory may be what there was none of.
+        # Only here, where the exception is freed: its traceback keeps the activations of the pass alive, and the error
+        # may have been that memory ran out.
         if failure != known:
             log.warning("a step of %d slices raised %s, running it in halves", len(work.slices), failure)
         self._spoil(work, found)
@@ -277,7 +283,11 @@ class Runner:
             self._compute(half, found, failure)
 
     def _try(self, work: StepWork, found: "_Found") -> str | None:
-        """Computes the work into `found`. Returns the type of an error, which is a row's fault if it is alone."""
+        """Computes the work into `found`.
+
+        Returns:
+            Name of the type of an error, None without one. It becomes a fault of the row if the work has one slice.
+        """
         try:
             drawn, prompt_parts = self._forward(work)
         except RankLost:  # a rank failed, no sequence did: halves would fail likewise
@@ -340,7 +350,7 @@ class Runner:
             parts: Tokens whose logits are read in parts, as `ForwardBatch.parts`.
 
         Returns:
-            [n, vocabulary] float32 on the device. It may hold until the next call alone.
+            [n, vocabulary] float32 on the device. The next call may overwrite it.
         """
         device_tokens, places, last = (self._to_device(array) for array in (tokens, positions, wanted))
         if before is not None:

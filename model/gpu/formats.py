@@ -12,10 +12,10 @@ PLAIN, INT8, FP8, FP8_BITS, FP8_PACKED = (tl.constexpr(i) for i in range(5))
 """Formats: floats unchanged; int8; e4m3 converted by the device; converted here; and four at once, by `shifted`."""
 
 NATIVE_FP8 = (8, 9)  # compute capability that converts e4m3
-PACKED = (9, 0)  # from which there is the shared memory for what `shifted` converts in place
-NO_PACKED = (10, 0)  # from which Triton's pipelines of loops refuse instructions that it does not know
+PACKED = (9, 0)  # least compute capability whose shared memory suffices for what `shifted` converts in place
+NO_PACKED = (10, 0)  # from here on Triton refuses to pipeline a loop that has inline assembly
 HALF_SHIFT = tl.constexpr(2.0**60)
-"""Square root of what e4m3 is too small by whose bits stand in those of bfloat16: its exponents' bias is 120 larger."""
+"""e4m3 whose bits stand in those of bfloat16 is too small by the square of it: exponents have a bias larger by 120."""
 
 
 def capability_of(device: torch.device) -> tuple[int, int]:
@@ -63,10 +63,10 @@ def decoded(x, FORMAT: tl.constexpr, TO: tl.constexpr):
 
 @triton.jit
 def shifted(x, FORMAT: tl.constexpr, TO: tl.constexpr, IN_PLACE: tl.constexpr):
-    """Converts elements of a page to TO, 8-bit floats too small, which takes fewer instructions.
+    """Converts elements of a page to TO. 8-bit floats become too small, which takes fewer instructions.
 
-    The product with such elements is to be multiplied with the square of `half_shift`. Each half is exact where it is
-    taken into a bfloat16 or float32 factor, and keeps sums of float32 far from their limits.
+    The caller multiplies products of such elements by the square of `half_shift`: once before the product and once
+    after it. Each factor is exact in bfloat16 and float32, and sums of float32 stay far from their limits.
 
     Args:
         x: Elements. 8-bit elements are bytes; their scales are not applied.

@@ -27,13 +27,14 @@ from model.weight_formats.scratch import Scratch, multiply
 from model.weight_formats.stored import StoredWeight
 
 LINE = 64
-"""Bytes of a step that an output has, half as many where its inputs would not fill the last step, and no more than a
-group of integers has inputs, see `model.gpu.line_product`.
+"""Bytes of a line, which are as many as the inputs that are multiplied at once, see `model.gpu.line_product`.
+
+Half as many where a linear's inputs would not fill the last step, and fewer where a group of integers has fewer inputs.
 """
 MOST_ROWS = 64
 """Rows that the kernel multiplies. Each tile of rows reads the weights again, and computes each of them again.
 
-On an H200 64 rows of integers take half as long as 256, whose weights are brought back, and one row a third.
+On an H200 64 rows of integers take half as long as 256, whose weights are dequantized, and one row a third.
 """
 TILE_ROWS, TILE_OUTPUTS, WARPS, STAGES = 16, 32, 4, 6
 """Sizes of a program. They never depend on the rows, see `GroupProduct`.
@@ -48,7 +49,7 @@ PROGRAMS, LEAST_STEPS = 512, 8
 the steps, each at least so many. That does not depend on the rows.
 """
 UNPACKED = 2**25
-"""Weights that are brought back at once for many rows, 64 MiB in 16 bits: 8,192 outputs of 4,096 inputs. Few blocks are
+"""Weights that are dequantized at once for many rows, 64 MiB in 16 bits: 8,192 outputs of 4,096 inputs. Few blocks are
 few launches, and products that fill a GPU. On an H200 that takes 0.2 ms for 117 million weights.
 """
 JOINED = 512  # outputs whose sums a program joins
@@ -127,7 +128,7 @@ class PackedGroups:
     def empty(cls, like: GroupWeights, outputs: int, inputs: int, device: torch.device) -> "PackedGroups":
         """Makes room for outputs in groups as these."""
         bits = like.levels.bits
-        step = step_of(inputs, bits, _least_run(like))
+        step = step_of(inputs, bits, _longest_line(like))
         return cls(
             like.levels,
             step,
@@ -189,15 +190,15 @@ class PackedGroups:
         )
 
 
-def _least_run(like: GroupWeights) -> int:
-    """Returns the inputs that lines have at most so that all of a line have one scale, LINE if they cannot."""
+def _longest_line(like: GroupWeights) -> int:
+    """Returns the most inputs of a line: those of one scale where that lets `multiply_lines` take them, else LINE."""
     run = like.size & -like.size
     one_scale = not like.levels.are_integers or like.index is not None or like.scales.shape[1] == 1
     return LINE if one_scale or run < LEAST_SCALED else min(run, LINE)
 
 
 def step_of(inputs: int, bits: int, line: int = LINE) -> int:
-    """Returns the inputs of a step whose lines have at most so many bytes."""
+    """Returns the inputs of a step. inputs: of the linear. bits: 4 or 8. line: most bytes of a line."""
     step = line * 8 // bits
     return step if inputs % step == 0 else step // 2
 
@@ -383,7 +384,7 @@ def conversion_for(levels: Levels, dtype: torch.dtype, device: torch.device) -> 
 
 
 def unpacked_outputs(inputs: int) -> int:
-    """Returns the outputs that are brought back at once for many rows."""
+    """Returns the outputs that are dequantized at once for many rows. inputs: of the linear."""
     return max(1, UNPACKED // (inputs * ROWS)) * ROWS
 
 

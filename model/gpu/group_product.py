@@ -1,7 +1,7 @@
 """Products with weights in groups, see `model.weight_formats.groups`, which are read as they are stored.
 
-Few rows are multiplied by a kernel. For many a kernel brings the weights back to floats, and torch multiplies. A weight
-is computed in float32 and rounded once, to the type of the activations, as in `GroupLinear`. So few rows and many are
+Few rows are multiplied by a kernel. For many a kernel dequantizes the weights, and torch multiplies. A weight is
+computed in float32 and rounded once, to the type of the activations, as in `GroupLinear`. So few rows and many are
 multiplied with the same weights. Sums are float32. Integers whose groups are large have another kernel for few rows,
 see `model.gpu.line_product`.
 

@@ -1,9 +1,12 @@
 """Products with weights in groups whose integers are multiplied as they are, and scaled afterwards.
 
-A line is the inputs of an output that lie side by side in a step, see `model.gpu.group_product`. Where all of a line
-have one scale, the sum over the line is multiplied with it: one multiplication a line, instead of one and a rounding
-for each weight. So these weights are not rounded. Integers become 16-bit floats by their bits, several at once: as the
-lowest bits of a number whose last bit counts 1, from which that number is subtracted (Who Says Elephants Can't Run,
+A *line* is a run of inputs of one output that are multiplied at once; its integers lie side by side in memory, see
+`model.gpu.group_product`. A *level* is the number that a stored integer stands for, before its scale. Where all inputs
+of a line have one scale, the sum over the line is multiplied by it: one multiplication a line, instead of one and a
+rounding for each weight. So these weights are not rounded.
+
+Integers become 16-bit floats by their bits, several at once. The bits of an integer replace the lowest bits of a float
+whose last bit counts 1 (1024 in float16, 128 in bfloat16), and that float is subtracted (Who Says Elephants Can't Run,
 Kim et al., 2022; Marlin, Frantar et al., 2024).
 
 Weights are the left factor: a tile has 64 outputs or more, as the widest products of a device take them, and as few
@@ -29,7 +32,9 @@ def conversion(bits: int, first: int, half: bool) -> str:
         half: Whether levels are float16, not bfloat16.
 
     Returns:
-        Instructions. Those of 8 bits with bfloat16, whose last bit counts 1 up to 256 only, are for levels from -128.
+        Instructions for `tl.inline_asm_elementwise`: its last operand has four bytes, each before it gets two levels.
+        For 8 bits with bfloat16 they are for `first` = -128 alone. The last bit of bfloat16 counts 1 from 128 to 256
+        only, so the upper bit of a byte is converted apart from the lower seven.
     """
     ones, magic = (0x3C003C00, 0x64646464) if half else (0x3F803F80, 0x43434343)
     base = 1024 if half else 128

@@ -17,7 +17,7 @@ def round_rows(
     Args:
         x: [rows, WIDTH], any float dtype.
         out: [padded rows, WIDTH] uint8. Bits of e4m3; zeros past the last row.
-        scales: [padded rows] float32. NaN for a row that has one.
+        scales: [padded rows] float32. NaN for a row that has a NaN.
         rows: Rows of x.
         scale: Scale of all rows. Not read without STATIC.
         WIDTH: Elements of a row.

@@ -1,7 +1,7 @@
 """Constraints on draws from a few tokens, of which each is checked: no mask is computed.
 
-The likeliest tokens of a row are checked one by one, and those that its constraint forbids are put at -inf, until all
-that min_p and top_k keep are allowed. Then the draw is the one behind the mask, to the bit:
+The likeliest tokens of a row are checked one by one. Forbidden ones get the logit -inf, until all tokens that min_p and
+top_k keep are allowed. Then the draw is the one that the whole mask would give, to the bit:
 
 - An allowed token has the largest logit, so scaled logits are the same.
 - min_p keeps the same tokens: it compares with the largest logit alone.
@@ -9,8 +9,8 @@ that min_p and top_k keep are allowed. Then the draw is the one behind the mask,
 - top_p sums what these two leave, in the same order.
 - The noise of a draw belongs to its token.
 
-top_p alone cuts by the sum over all allowed tokens, which the mask alone tells. A draw among all tokens needs none of
-this: see `ProcessorRows.late`.
+A row with top_p alone needs its mask: top_p cuts by the sum over all allowed tokens. A draw among all tokens needs none
+of this: see `ProcessorRows.late`.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ from torch import Tensor
 
 from model.structured.grammar_mask import GrammarMask
 
-CHECKED, REFUSED = 96, 32  # tokens of a row that are checked, and forbidden ones, after which its mask is computed
-MOST_TOP_K, LEAST_MIN_P = 64, 0.02  # of rows that keep so few tokens
-BLOCK = 64  # logits of which the largest is looked at first
-LOWEST = float(np.finfo(np.float32).min)
+CHECKED, REFUSED = 96, 32  # most tokens of a row that are checked, and that may be forbidden; else its mask is computed
+MOST_TOP_K, LEAST_MIN_P = 64, 0.02  # bounds within which a row keeps few enough tokens to check them
+BLOCK = 64  # logits of a block, of which the largest is compared first
+LOWEST = float(np.finfo(np.float32).min)  # least finite logit: one of -inf is never drawn, so it is not checked
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Each = Callable[[Callable[[int], list[int] | None], list[int], list[GrammarMask]], list[list[int] | None]]
+MapRows = Callable[[Callable[[int], list[int] | None], list[int], list[GrammarMask]], list[list[int] | None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,14 +61,15 @@ def draws_few(temperature: Floats, top_k: Ints, min_p: Floats) -> NDArray[np.boo
     return (temperature > 0) & (((top_k > 0) & (top_k <= MOST_TOP_K)) | (min_p >= LEAST_MIN_P))
 
 
-def forbid_few(logits: Tensor, cuts: Cuts, masks: Sequence[GrammarMask], each: Each) -> Ints:
+def forbid_few(logits: Tensor, cuts: Cuts, masks: Sequence[GrammarMask], map_rows: MapRows) -> Ints:
     """Forbids what the draws of rows might take otherwise, in place.
 
     Args:
         logits: [n, vocabulary] float32.
         cuts: The rows.
         masks: Constraint of each.
-        each: Calls with each number of a row, as `ProcessorRows` does on several threads.
+        map_rows: Calls a function with each index of a row and returns the results; may use several threads, as that of
+            `ProcessorRows` does. Gets the function, the indices and the mask of each.
 
     Returns:
         Places that need no mask any more.
@@ -79,7 +80,7 @@ def forbid_few(logits: Tensor, cuts: Cuts, masks: Sequence[GrammarMask], each: E
     def forbidden(i: int) -> list[int] | None:
         return refused(masks[i], values[i], ids[i], int(cuts.top_k[i]), float(cuts.reach[i]))
 
-    found = each(forbidden, list(range(len(masks))), list(masks))
+    found = map_rows(forbidden, list(range(len(masks))), list(masks))
     for place, tokens in zip(cuts.places.tolist(), found, strict=True):
         if tokens:
             logits[place, torch.tensor(tokens, device=logits.device)] = -torch.inf
@@ -93,8 +94,8 @@ def refused(
 
     Args:
         mask: Constraint of the row.
-        values: Largest logits, descending. None that is left out is larger than the last.
-        tokens: Their ids.
+        values: Largest logits of the row, descending. No other logit of the row is larger than the last.
+        tokens: Ids of these logits.
         top_k: As in `Cuts`.
         reach: As in `Cuts`.
 

@@ -249,7 +249,7 @@ def read_block(args: Fields, key: str) -> tuple[int, int]:
         rows, columns = (int(side) for side in sides)  # type: ignore[union-attr]
     except (TypeError, ValueError):
         raise args.refuse(key, "must be outputs and inputs of a block, as [128, 128]") from None
-    # Weights are brought back by multiples of ROWS outputs, which must not cut a block.
+    # Weights are dequantized by multiples of ROWS outputs, which must not cut a block.
     if rows < 1 or ROWS % rows or not 1 <= columns <= 2**16:
         raise args.refuse(key, f"blocks may have a divisor of {ROWS} as outputs, and up to 65536 inputs")
     return rows, columns

@@ -218,7 +218,7 @@ def eight_bit_rows(blocks: Iterable[GroupWeights], rows: int, device: torch.devi
 
 
 class GroupLinear:
-    """`model.layers.Linear` with weights in groups, which are brought back block by block for each product.
+    """`model.layers.Linear` with weights in groups, which are dequantized block by block for each product.
 
     A weight is computed in float32 and rounded once, to the dtype of the product.
     """

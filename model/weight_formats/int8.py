@@ -53,10 +53,10 @@ def quantized_blocks(weights: Sequence[Tensor], device: torch.device) -> tuple[T
 
 
 class Int8Linear:
-    """`model.layers.Linear` with weights in 8 bits, which are brought back block by block for each product.
+    """`model.layers.Linear` with weights in 8 bits, which are dequantized block by block for each product.
 
     On the CPU 8 bits are exact in the product's dtype, and the scale comes after it, in float32. On a GPU, where the
-    sums of float16 would overflow, it comes before, in the one pass that brings a block back.
+    sums of float16 would overflow, it comes before, in the one pass that dequantizes a block.
     """
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None, scratch: Scratch, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Room in which stored weights are brought back to floats, a block at a time, and the product with a block."""
+"""Room in which stored weights are dequantized, a block at a time, and the product with a block."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from model.layers import onednn_multiplies
 
-# Weights that are brought back at once. 4096 x 4096 in 8 bits with 16 rows, beside `Linear`, float32 and bfloat16:
+# Weights that are dequantized at once. 4096 x 4096 in 8 bits with 16 rows, beside `Linear`, float32 and bfloat16:
 # 2^18 2.6 and 6.0 times the time, 2^21 1.3 and 2.5 (what is written stays in the cache), 2^22 1.6 and 2.4, all of it
 # 2.1 and 2.5.
 BLOCK = 2**21

@@ -134,5 +134,5 @@ def joined_hashes(hashes: Sequence[BlockHash]) -> pb.PagesRequest:
 def asked_hashes(request: pb.PagesRequest) -> list[BlockHash]:
     """Returns the block hashes of a request. Raises LinkError where they are cut off."""
     if len(request.hashes) % HASH_BYTES:
-        raise LinkError(f"names have {len(request.hashes)} bytes, each has {HASH_BYTES}")
+        raise LinkError(f"block hashes have {len(request.hashes)} bytes, each has {HASH_BYTES}")
     return [request.hashes[at : at + HASH_BYTES] for at in range(0, len(request.hashes), HASH_BYTES)]
