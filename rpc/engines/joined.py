@@ -141,7 +141,7 @@ class JoinedEngines:
                     raise
                 why = str(error)
             except Exception as error:  # one table that cannot be applied is no reason to miss the next ones
-                log.exception("the engines of the server at %s cannot be taken in", self._settings.join)
+                log.exception("the table of engines of the server at %s cannot be applied", self._settings.join)
                 why = f"{type(error).__name__}: {error}"
             if why != self.trouble:
                 log.warning("the server at %s cannot be followed, trying again: %s", self._settings.join, why)

@@ -98,7 +98,7 @@ def check_simulated(config: EngineConfig) -> None:
             raise ValueError(f"{flag} does nothing with --model {settings.model}, whose engines are simulated")
     name = settings.served_model_name
     if name is not None and not name.startswith(PREFIX):
-        raise ValueError(f"--served-model-name is {name!r}, must begin with {PREFIX} no model answers")
+        raise ValueError(f"--served-model-name is {name!r}, must begin with {PREFIX}, since no model answers")
     if config.scheduler.recompute:
         raise ValueError(f"--recompute does nothing with --model {settings.model}, whose engines are simulated")
     for flag, needed in (

@@ -131,7 +131,7 @@ class LinkClient:
             log.error("the engine's message cannot be read: %s", error)
             why = str(error)
         except Exception as error:
-            log.exception("the engine's message cannot be taken in")
+            log.exception("the engine's message cannot be processed")
             why = f"{type(error).__name__}: {error}"
         self.fail(why)
 

@@ -63,8 +63,8 @@ class PendingTransfers:
 
     Attributes:
         pending: Requests that wait for their pages, by attempt.
-        held: Bytes of pages whose request has not started, or that are to come, by attempt.
-        several: Attempts with several sequences that came here with a source.
+        held: Bytes of pages that are to come, or whose request has not started, by attempt.
+        several: Attempts with several sequences whose pages are copied.
         channels: Open channel to each source, and the count of transfers that use it.
         rate: Rate of the transfers so far.
     """
@@ -144,11 +144,11 @@ class PendingTransfers:
                 with self.rate.running():
                     await self._fetch(transfer, source)
         except TimeoutError:
-            log.warning("not all pages of a request came within %g s: it is computed", TRANSFER_SECONDS)
+            log.warning("not all pages of a request came within %g s, the missing ones are computed", TRANSFER_SECONDS)
         except (grpc.RpcError, StrangerError, LinkError) as error:
-            log.warning("pages of a request do not come, it is computed: %s", _why(error))
+            log.warning("pages of a request cannot be fetched, they are computed: %s", _why(error))
         except Exception:
-            log.exception("pages of a request cannot be copied, it is computed")
+            log.exception("pages of a request cannot be copied, they are computed")
         del self.pending[attempt]
         self._send([replace(transfer.submit, source=None, transferred=transfer.transferred)])
         if not transfer.transferred:
