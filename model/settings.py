@@ -64,7 +64,7 @@ class ModelSettings:
         default=False,
         metadata={
             "help": "Check all files against the SHA256SUMS of the model directory (made there by `sha256sum *.json "
-            "*.safetensors > SHA256SUMS`), if there is one, and every tensor for values that are infinite or no number."
+            "*.safetensors > SHA256SUMS`), if there is one, and every tensor for values that are infinite or NaN."
         },
     )
     kv_cache_dtype: str = field(
@@ -105,7 +105,7 @@ class ModelSettings:
         default="auto",
         metadata={
             "help": "Back end: cpu (the CPU's own kernels), triton (kernels for NVIDIA's GPUs), reference "
-            "(torch, anything anywhere), or auto: the device's kernels where they can run the model."
+            "(torch: any model on any device, slow), or auto: the device's kernels where they can run the model."
         },
     )
     kernel_cache: str | None = field(

@@ -152,7 +152,7 @@ class EngineSettings:
     ray_address: str | None = field(
         default=None,
         metadata={
-            "help": "HOST:PORT of a Ray cluster that is there and asks for a token; this machine has to be one of its "
+            "help": "HOST:PORT of a running Ray cluster, which must ask for a token; this machine has to be one of its "
             "nodes. Engines are placed where there is room."
         },
     )
@@ -166,8 +166,8 @@ class EngineSettings:
     ray_cpus: float | None = field(
         default=None,
         metadata={
-            "help": "Processors that Ray reserves for each process of an engine, and that many threads. Unset: in a "
-            "cluster that is there as many as its largest node has, 1 beside a GPU."
+            "help": "Processors that Ray reserves for each process of an engine, and that many threads. Unset: 1 "
+            "beside a GPU, else all of the largest node, divided among the processes of an engine that share a node."
         },
     )
     spread: bool = field(
