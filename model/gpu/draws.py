@@ -44,7 +44,7 @@ class GpuDrawing:
 
     Attributes:
         tokens: [n] int64. Drawn tokens, on the device.
-        results: int32. Results on their way to the host, see `_packed_results`.
+        results: [4 * n + 2 * n * k] int32. Results on their way to the host, see `_packed_results`.
         copied: Event after the copy to the host. None where the results are on the host.
         k: Alternatives of each draw.
     """
@@ -95,7 +95,15 @@ def prepare_draws(vocabulary: int, device: torch.device) -> None:
 
 
 def _draw_into(tokens: Tensor, logits: Tensor, best: Tensor, which: Ints, draws: Draws) -> None:
-    """Writes random draws to their places `which` of the tokens."""
+    """Makes random draws in place of the likeliest tokens.
+
+    Args:
+        tokens: [n] int64, on the device. Changed in place.
+        logits: [n, vocabulary] float32, after all logits processors.
+        best: [n] float32. Largest logit of each row.
+        which: [m] int64. Places in `tokens` of the draws.
+        draws: The draws, [m].
+    """
     cut = draws.cut
     for part, draw_part in ((~cut, draw), (cut, draw_from_top)):
         if part.all():
@@ -107,9 +115,17 @@ def _draw_into(tokens: Tensor, logits: Tensor, best: Tensor, which: Ints, draws:
 def _packed_results(logits: Tensor, best: Tensor, tokens: Tensor, normal: Tensor, wanted: Ints) -> tuple[Tensor, int]:
     """Packs the results of draws for one transfer.
 
+    Args:
+        logits: [n, vocabulary] float32, raw.
+        best: [n] float32. Largest logit of each row, after all logits processors; -inf where nothing can be drawn.
+        tokens: [n] int64. Drawn tokens.
+        normal: [n] float32. See `model.sampling.sampler.Summary`.
+        wanted: [n] int64. Alternatives that each row asks for; -1 for no logprobs.
+
     Returns:
-        int32: largest logits, tokens, logprobs, ranks, then ids and logprobs of alternatives. Floats are copied by
-            their bits. And the number of alternatives of each draw.
+        [4 * n + 2 * n * k] int32: largest logits, tokens, logprobs, ranks, then ids and logprobs of alternatives.
+            Floats are copied by their bits. And k, the number of alternatives of a draw; -1 where no row asks for
+            logprobs.
     """
     n, k = len(tokens), min(int(wanted.max(initial=-1)), logits.shape[1])
     packed = torch.empty(4 * n, dtype=torch.int32, device=logits.device)

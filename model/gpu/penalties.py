@@ -1,6 +1,6 @@
 """Penalties on a GPU. The tokens of a sequence and their counts stay there; a step sends the latest token of each row.
 
-All rows are changed by one launch, after one transfer of some numbers a row.
+A step takes one transfer of COLUMNS numbers a row and one launch for all rows, however many tokens have occurred.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from model.sampling.sampler import Ints, on_device
 BLOCK = 1024
 """Tokens that a program changes."""
 ROOM = 512
-"""Room for tokens is allocated in steps of this number."""
+"""Memory for the tokens of a sequence grows by this number of tokens, so that most steps allocate nothing."""
 # Columns of controls, int64 each.
 ROW = tl.constexpr(0)  # row of the logits
 COUNTS = tl.constexpr(1)  # address of the sequence's counts
@@ -91,7 +91,14 @@ def penalise_rows(logits, controls, stride, BLOCK: tl.constexpr):
 
 
 def penalise(logits: Tensor, rows: Ints, processors: Sequence[Penalties], positions: Ints) -> None:  # noqa: ARG001
-    """Applies penalties, as `Penalties.apply_rows`, to the bit."""
+    """Applies penalties in place. The logits are those of `Penalties.apply_rows`, to the bit.
+
+    Args:
+        logits: [rows, vocabulary] float32 on the device.
+        rows: [n] int64. Rows of the logits, each once.
+        processors: Penalties of each of these rows.
+        positions: Not used: penalties depend on the tokens alone.
+    """
     kept = [_counts(one, logits.device) for one in processors]
     controls = np.array(
         [
