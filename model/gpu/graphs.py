@@ -2,13 +2,12 @@
 
 Launch by launch a layer takes the host 500 us, more than a GPU takes for hundreds of tokens.
 
-Decodes: a graph is recorded for each of some numbers of sequences, and a step is filled up to the next of them. For
-many sequences a second graph has the launch for keys that several share. Other steps, of at most MIXED_TOKENS, are
-filled up likewise by their tokens. Their graphs end with the last layer: which rows' logits are wanted depends on the
-step.
+Decodes: a graph is recorded for each of some numbers of sequences, and a step is padded to the next of them. For many
+sequences a second graph has the launch for keys that several share. Other steps, of at most MIXED_TOKENS, are padded
+likewise by their tokens. Their graphs end with the last layer: which rows' logits are wanted depends on the step.
 
-Invariant: everything that a graph reads keeps its address: tokens, positions, the plan of attention
-and states (`model.gpu.plan.Places`), the KV pool. All other steps run launch by launch.
+Invariant: everything that a graph reads keeps its address: tokens, positions, the plan of attention and states
+(`model.gpu.plan.Places`), the KV pool. All other steps run launch by launch.
 """
 
 import logging
@@ -33,7 +32,7 @@ from model.rope import Rope
 log = logging.getLogger("quire.model")
 
 MIXED_TOKENS = 2048
-"""Most tokens of a step with a graph: a model of 0.6 billion parameters computes so many in the host's time."""
+"""Most tokens of a step with a graph: with them a model of 0.6 billion parameters takes as long as the host."""
 WARM_UPS = 2
 """Steps before one is recorded, in which libraries allocate memory and choose their kernels."""
 
@@ -41,7 +40,7 @@ WARM_UPS = 2
 def sizes_of_graphs(most: int) -> tuple[int, ...]:
     """Returns the numbers of sequences of graphs: powers of 2 and the numbers half way between.
 
-    A step is filled up by a third at most.
+    A third of the sequences of a padded step are padding at most.
     """
     sizes, power = {1, 2, most}, 4
     while power < most:
@@ -51,7 +50,7 @@ def sizes_of_graphs(most: int) -> tuple[int, ...]:
 
 
 def sizes_of_steps(most: int) -> tuple[int, ...]:
-    """Returns the tokens of graphs for any step: so many that little is filled up where it would take long."""
+    """Returns the tokens of graphs for any step: multiples of 16, then of 64, so that padding costs little."""
     sizes = {*range(16, 128, 16), *range(128, most, 64), most}
     return tuple(sorted(size for size in sizes if size <= most))
 

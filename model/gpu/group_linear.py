@@ -45,8 +45,9 @@ programs, about one for each multiprocessor of a large GPU. Stages have 2 KB of 
 LINE_OUTPUTS, LINE_WARPS, LINE_STAGES = 64, 4, 5
 """Sizes of a program that multiplies lines. Its rows are the fewest of 16, 32 and 64 that hold all."""
 PROGRAMS, LEAST_STEPS = 512, 8
-"""Programs that fill a GPU, about four for each multiprocessor of a large one: where outputs have fewer, several divide
-the steps, each at least so many. That does not depend on the rows.
+"""Programs that fill a GPU, about four for each multiprocessor of a large one, and the fewest steps of a program.
+
+Where a product has fewer programs, several divide the steps of an output. That does not depend on the rows.
 """
 UNPACKED = 2**25
 """Weights that are dequantized at once for many rows, 64 MiB in 16 bits: 8,192 outputs of 4,096 inputs. Few blocks are

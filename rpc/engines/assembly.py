@@ -134,8 +134,8 @@ def check_indivisible(model: ModelConfig, settings: SchedulerSettings) -> None:
         return
     if settings.prefill_chunk is not None:
         raise ValueError(
-            f"--prefill-chunk is {settings.prefill_chunk}: tokens of a prompt of {model.architecture} see each other "
-            "in both directions, so that no prompt can be divided. Leave it unset"
+            f"--prefill-chunk is {settings.prefill_chunk}: {model.architecture} attends to a prompt bidirectionally, "
+            "so no prompt can be computed in chunks. Leave it unset"
         )
     needed = model.context + settings.max_sequences
     if settings.step_tokens < needed:

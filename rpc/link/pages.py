@@ -56,7 +56,7 @@ class PageForm:
         return cls((*seen, *[1] * layout.states.pages), layout.page_bytes, layout.page_size, numerics)
 
     def size(self, pages: int) -> int:
-        """Returns the most bytes that copies of so many consecutive pages of a sequence take."""
+        """Returns the most bytes that copies of this number of consecutive pages of a sequence take."""
         return sum(pages if needed is None else min(pages, needed) for needed in self.needed) * self.page_bytes
 
     def most(self, size: int) -> int:
