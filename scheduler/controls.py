@@ -5,17 +5,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LogitsParams:
-    """Changes of a sequence's logits before its draw, in this order. The default changes nothing.
+    """Changes of a sequence's logits before its draw. The default changes nothing.
 
-    allowed: token ids that are left, () for all. banned: token sequences that the output never completes. not_yet: ids
-    that are not drawn as one of the first `min_tokens`. bias: (id, what is added). repetition, frequency, presence: the
-    penalties, of tokens of prompt and output, of how often and of whether a token is in the output. processors_args:
-    of a user's own processors, which come after these, (name, JSON object). grammar: a constraint on the whole output,
-    which comes last (`model.inputs.grammars`), "" for none. grammar_salt: with whom its compiled form is shared.
-    grammar_tokens: within how many tokens its output is closed, 0 for none; grammar_short: tokens of a short output.
-    reasoning_tokens: most tokens of reasoning, -1 for any number; it comes before the processors of a user. Reasoning
-    is what stands between the tokens `reasoning_begin` and `reasoning_end`; reasons: the output begins within it;
-    reasons_again: it may also begin later. grammar_stops: tokens that end an output with a grammar as end tokens do.
+    They are applied in this order: `allowed`, `banned`, `not_yet`, `bias`, the penalties, the bound on reasoning, a
+    user's processors, and last the constraint, so that none of the others can break it.
+
+    Attributes:
+        allowed: Token ids that may be drawn; () for all.
+        banned: Sequences of token ids that the output never completes.
+        not_yet: Token ids that are not drawn as one of the first `min_tokens`.
+        min_tokens: Tokens of output, 0 or more.
+        bias: (token id, what is added to its logit).
+        repetition: Divides or multiplies logits of tokens that are in the prompt or the output; 1 changes nothing.
+        frequency: Is subtracted for each time that a token is in the output.
+        presence: Is subtracted once where a token is in the output.
+        processors_args: (name, JSON object) of a user's own processors.
+        grammar: A constraint on the whole output (`model.inputs.grammars`); "" for none.
+        grammar_salt: Names those who share the grammar's compiled form.
+        grammar_tokens: Tokens within which the output is closed; 0 where it may be cut off.
+        grammar_short: Tokens of a short output that the grammar allows.
+        reasoning_tokens: Most tokens of reasoning; -1 for any number.
+        reasoning_begin: Token ids that reasoning stands behind.
+        reasoning_end: Token ids that reasoning ends with.
+        reasons: The output begins within reasoning.
+        reasons_again: Reasoning may begin later too.
+        grammar_stops: Token ids that end an output with a grammar as end tokens do.
     """
 
     allowed: tuple[int, ...] = ()
@@ -44,7 +58,18 @@ NO_LOGITS_PARAMS = LogitsParams()
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """Controls of the draws for one sequence. top_logprobs: -1 none, 0 the drawn token's only."""
+    """Controls of the draws for one sequence.
+
+    Attributes:
+        temperature: Divides logits; 0 draws the likeliest token.
+        top_p: Least part of the probability that is left, in (0, 1]; 1 leaves all.
+        top_k: Count of the likeliest tokens that are left; 0 leaves all.
+        min_p: Least part of the likeliest token's probability, in [0, 1]; 0 leaves all.
+        seed: Of the draws, with a position.
+        top_logprobs: Alternatives with their logprobs; 0 for the drawn token's logprob alone, -1 for none.
+        logits_params: Changes of the logits before the draw.
+        prompt_logprobs: Whether logprobs of the prompt's tokens are wanted.
+    """
 
     temperature: float
     top_p: float

@@ -300,7 +300,7 @@ SHORT_HASH = 8
 
 
 def short_hashes(joined: bytes) -> list[bytes]:
-    """Joins the first bytes of block hashes, one after the other, as in `KVEvents`."""
+    """Splits the first bytes of block hashes, which stand one after the other in `KVEvents`."""
     return [joined[at : at + SHORT_HASH] for at in range(0, len(joined), SHORT_HASH)]
 
 
@@ -333,12 +333,22 @@ class NewTokens:
 
 @dataclass(slots=True, eq=False)  # not frozen, see `EngineStats`
 class StepOutputs:
-    """Outputs of one step. attempts, indices, positions, tokens: [n], one entry a new token.
+    """Outputs of one step, or of several that were put together.
 
-    index: of the sequence in its request. position: of the token in its output, from 0. step_seconds: how long the step
-    ran; empty where none did, several where the outputs of several steps were put together. overheads: seconds of each
-    step's planning, packing and commit together. prompt_parts: all of a prompt's have come when its first token does.
-    names: changes of the prefix cache, one after the other, where they are wanted.
+    Attributes:
+        attempts: [n] int64. Attempt of each new token.
+        indices: [n] int32. Its sequence in the request.
+        positions: [n] int32. Its position in the output, from 0.
+        tokens: [n] int32. The new tokens.
+        logprobs: Of the n new tokens.
+        starts: Attempts that began to run.
+        ends: Sequences and attempts that ended.
+        stats: The engine's state behind the step.
+        step_seconds: Seconds that each step ran; empty where none did.
+        answers: Of the questions that an administrator asked.
+        prompt_parts: Logprobs of prompts. All of a prompt's have come when its first token does.
+        overheads: Seconds of each step's planning, packing and commit together.
+        kv_events: Changes of the prefix cache, in order, where they are wanted.
     """
 
     attempts: NDArray[np.int64]

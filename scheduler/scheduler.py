@@ -352,7 +352,7 @@ class Scheduler:
         log = self.cache.prefix.index.log
         if log is None:
             return ()
-        removed, added = (b"".join(name[:SHORT_HASH] for name in names) for names in log.take())
+        removed, added = (b"".join(one[:SHORT_HASH] for one in hashes) for hashes in log.take())
         return (KVEvents(removed, added),) if removed or added else ()
 
     def _observe(self, flown: InFlight, result: StepResult, seconds: float) -> None:

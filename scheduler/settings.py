@@ -44,7 +44,7 @@ class SchedulerSettings:
     )
     steps_in_flight: int | None = field(
         default=None,
-        metadata={"help": "2 plans a step while the one before it runs. Unset: 2 on a GPU, where it pays, else 1."},
+        metadata={"help": "2 plans a step while the one before it runs. Unset: 2 on a GPU, else 1."},
     )
 
     policy: str = field(
@@ -76,14 +76,14 @@ class SchedulerSettings:
         metadata={
             "flag": "--speculative-tokens",
             "help": "Most draft tokens of a sequence in a step. They are guessed from where its last tokens stood "
-            "before, and checked in one pass. Output stays the same. 0: none.",
+            "before, and checked in one pass. Output stays the same where logits do to the bit, as on a CPU. 0: none.",
         },
     )
     jump_forward: bool = field(
         default=True,
         metadata={
             "help": "Put tokens that a constraint leaves no choice of, such as the names in a JSON schema, behind the "
-            "last one without a step of their own. Output stays the same."
+            "last one without a step of their own. Output stays the same where logits do to the bit, as on a CPU."
         },
     )
     recompute: bool = field(

@@ -117,8 +117,8 @@ class StepResult:
 
     Attributes:
         step: Number of the step.
-        tokens: [n] int32, parallel to the plan's `logits`. FAULTED where the row did, NO_TOKEN where its own controls
-            leave none to draw.
+        tokens: [n] int32, parallel to the plan's `logits`. FAULTED where the row's computation failed,
+            NO_TOKEN where its own controls leave none to draw.
         logprobs: Logprobs of these tokens.
         faults: Row, and what happened.
         lost_pages: Pages that were to be swapped in, copied or transferred and do not hold what they should, and a

@@ -13,7 +13,7 @@ PLAIN, INT8, FP8, FP8_BITS, FP8_PACKED = (tl.constexpr(i) for i in range(5))
 
 NATIVE_FP8 = (8, 9)  # compute capability that converts e4m3
 PACKED = (9, 0)  # least compute capability whose shared memory suffices for what `shifted` converts in place
-NO_PACKED = (10, 0)  # from here on Triton refuses to pipeline a loop that has inline assembly
+NO_ASSEMBLY = (10, 0)  # from this capability on Triton refuses to pipeline a loop that has inline assembly
 HALF_SHIFT = tl.constexpr(2.0**60)
 """e4m3 whose bits stand in those of bfloat16 is too small by the square of it: exponents have a bias larger by 120."""
 
@@ -40,7 +40,7 @@ def format_of(kind: torch.dtype | None, capability: tuple[int, int]) -> int:
 def page_format_of(kind: torch.dtype | None, capability: tuple[int, int]) -> int:
     """Returns the format of elements of pages, see `format_of`."""
     found = format_of(kind, capability)
-    return FP8_PACKED.value if found == FP8.value and PACKED <= capability < NO_PACKED else found
+    return FP8_PACKED.value if found == FP8.value and PACKED <= capability < NO_ASSEMBLY else found
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from model.forward import ForwardBatch
-from model.gpu.formats import NO_PACKED, capability_of, format_of
+from model.gpu.formats import NO_ASSEMBLY, capability_of, format_of
 from model.gpu.group_product import E2M1_BITS, INTEGERS, TABLE, multiply_groups, unpack_groups
 from model.gpu.line_product import LEAST_SCALED, conversion, join_sums, multiply_lines
 from model.weight_formats.groups import (
@@ -377,7 +377,7 @@ class GroupProduct:
 def conversion_for(levels: Levels, dtype: torch.dtype, device: torch.device) -> str:
     """Returns the instructions that convert levels to a dtype on a device, "" if there are none."""
     bits, half = levels.bits, dtype == torch.float16
-    takes_them = device.type == "cuda" and torch.version.hip is None and capability_of(device) < NO_PACKED
+    takes_them = device.type == "cuda" and torch.version.hip is None and capability_of(device) < NO_ASSEMBLY
     if not takes_them or not levels.are_integers or dtype == torch.float32:
         return ""
     first = int(levels.numbers[0])
