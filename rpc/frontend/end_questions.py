@@ -3,17 +3,21 @@
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from rpc.frontend.completeness import Question
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.live import Arrivals, Live
+from rpc.frontend.turns import TurnExecutor
 
 END_SECONDS = 5.0  # that the end of an output waits for whether it was closed in time
 
 
 class EndQuestions:
     """Answers the open questions of sequences, one after the other: one process answers them all.
+
+    Tenants have their questions answered in turn, so that one of them delays another's question by one answer, however
+    many it asks.
 
     A sequence keeps what comes meanwhile, and reads it behind the answer.
 
@@ -35,7 +39,7 @@ class EndQuestions:
     ) -> None:
         self._arrived, self._stopped, self._went_on = arrived, stopped, went_on
         self._failed, self._unreadable = failed, unreadable
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="quire-ends")
+        self._thread = TurnExecutor(1, "quire-ends")
         self._tasks: dict[Live, dict[int, asyncio.Task[None]]] = {}
 
     def __len__(self) -> int:
@@ -56,7 +60,7 @@ class EndQuestions:
 
     def close(self) -> None:
         """Cancels the questions that wait, and does not wait for one that is being answered."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown()
 
     async def _answer_all(self, live: Live, index: int) -> None:
         sequence, stopped = live.stream.sequences[index], False
@@ -93,8 +97,7 @@ class EndQuestions:
         Raises:
             RequestFailed: One about a stop string cannot be answered.
         """
-        loop = asyncio.get_running_loop()
-        answer = loop.run_in_executor(self._thread, live.stream.is_complete, question)
+        answer = self._thread.run(partial(live.stream.is_complete, question), live.stream.spec.tenant)
         try:
             return await asyncio.wait_for(answer, None if question.of_stop else END_SECONDS)
         except TimeoutError:  # the questions of others come first: the output is there, and only its reason waits

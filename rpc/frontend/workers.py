@@ -1,13 +1,12 @@
 """Threads that prepare requests beside the event loop: templates, tokenization, images."""
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from enum import Enum
 from typing import TypeVar
 
 from rpc.frontend.quota import Quota
+from rpc.frontend.turns import TurnExecutor
 from scheduler.prompts import Chat
 from scheduler.spec import Spec
 
@@ -42,7 +41,7 @@ def kind_of(spec: Spec, knows_grammar: bool = True) -> PromptKind:
 
 
 class PrepareWorkers:
-    """Runs tasks in threads, with a bound on how many run or wait.
+    """Runs tasks in threads, in turns between tenants, with a bound on how many run or wait.
 
     Args:
         threads: Count of threads for each kind of prompt.
@@ -51,9 +50,7 @@ class PrepareWorkers:
     """
 
     def __init__(self, threads: int, places: int) -> None:
-        self._executors = {
-            kind: ThreadPoolExecutor(threads, thread_name_prefix=f"quire-prepare-{kind.value}") for kind in PromptKind
-        }
+        self._executors = {kind: TurnExecutor(threads, f"quire-prepare-{kind.value}") for kind in PromptKind}
         self._places = Quota(places, "requests are being tokenized")
         self._grammars = Quota(max(1, places // 2), "constraints are being checked")
 
@@ -66,9 +63,9 @@ class PrepareWorkers:
         """
         of_kind = self._grammars.held(tenant) if kind is PromptKind.GRAMMAR else nullcontext()
         with self._places.held(tenant), of_kind:
-            return await asyncio.get_running_loop().run_in_executor(self._executors[kind], task)
+            return await self._executors[kind].run(task, tenant)
 
     def shutdown(self) -> None:
         """Cancels the tasks that wait, and does not wait for those that run."""
         for executor in self._executors.values():
-            executor.shutdown(wait=False, cancel_futures=True)
+            executor.shutdown()

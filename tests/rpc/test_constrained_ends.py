@@ -4,6 +4,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -377,6 +378,39 @@ async def test_a_request_that_leaves_meanwhile_takes_its_question_with_it(
             assert not live.stream.ended
         assert frontend.live_requests == 0
         assert not frontend.dispatch.delivery.open_questions
+    finally:
+        answer.set()
+        frontend.shutdown()
+
+
+async def test_many_questions_of_one_tenant_delay_those_of_another_by_one(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, asked, answer = list[str](), threading.Event(), threading.Event()
+
+    def slow(question: Question) -> bool:
+        asked.set()
+        assert answer.wait(60)
+        answered.append(question.constraint.text)
+        return True
+
+    monkeypatch.setattr("rpc.frontend.outputs.Outputs._is_complete", lambda self, question: slow(question))
+    frontend, engine = make(tokenizer)
+    try:
+        async with AsyncExitStack() as stack:
+            for number in range(6):
+                spec = Spec("a", tenant="many", structured=Structured.regex(f"a|{number}"))
+                await stack.enter_async_context(frontend.open(spec, str(number), None))
+            spec = Spec("a", tenant="other", structured=Structured.regex("a|other"))
+            last = await stack.enter_async_context(frontend.open(spec, "other", None))
+            for attempt in engine.submitted():
+                engine.deliver(outputs([(attempt, 0, ids("a")[0])], [(attempt, EndReason.LENGTH)], [attempt]))
+            await asyncio.to_thread(asked.wait, 60)
+            answer.set()
+            async with asyncio.timeout(60):
+                while not last.stream.ended:
+                    await last.wait()
+            assert answered.index("a|other") <= 2
     finally:
         answer.set()
         frontend.shutdown()
