@@ -30,7 +30,10 @@ REASONS = {
     "CHAT_REFUSED": ("The template refuses the conversation, in its own words.", "Follow the words of the message."),
     "DRAINING": ("The server is about to end.", "Ask another server, or come again."),
     "ENGINE_FAILED": ("No engine was there, or became available in time.", "Come again after `RetryInfo`."),
-    "GRAMMAR_UNCHECKED": ("The process that checks constraints was lost.", "Come again after `RetryInfo`."),
+    "GRAMMAR_UNCHECKED": (
+        "The process that checks constraints was lost, or too slow.",
+        "Come again after `RetryInfo`.",
+    ),
     "INTERNAL": ("An unforeseen error; the server's log has it.", "Report it."),
     "INVALID_FIELD": ("A value is out of its range, or does not fit.", "Correct the field that the error names."),
     "MODEL_NOT_FOUND": ("The server serves another model.", "`quire models` names it."),

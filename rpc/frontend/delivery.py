@@ -10,7 +10,7 @@ from typing import Protocol
 
 from rpc.frontend.beam_results import BeamResultReader
 from rpc.frontend.end_questions import EndQuestions
-from rpc.frontend.errors import RequestFailed, internal
+from rpc.frontend.errors import RequestFailed, internal, unanswered
 from rpc.frontend.live import Arrivals, Live
 from rpc.frontend.output import StepTokens
 from rpc.frontend.pacing import Pacer
@@ -43,7 +43,8 @@ class Delivery:
     Args:
         live: Live requests by attempt, a view that changes with them. Tokens of another attempt are dropped.
         requests: Ends requests and sequences that their streams have ended.
-        backlog: Count of tokens that may wait for the reader of a stream.
+        backlog: Count of tokens that may wait for the reader of a stream, and as many for an answer about its output.
+            Where the output is taken at its end, all of its tokens may wait for both.
         metrics: Counts tokens and times.
         slo: Gets the times to first and next tokens.
         pacer: Shares the loop's time among long results.
@@ -163,9 +164,11 @@ class Delivery:
         if sequence.question is not None:
             self._questions.ask(live, index)
         if live.streaming:
-            if sequence.pending_tokens > self._backlog:
+            if sequence.backlog > self._backlog:
                 message = f"more than {self._backlog} tokens wait for this client to read them"
                 self._requests.cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "SLOW_READER", message))
+            elif sequence.waiting_tokens > self._backlog:
+                self._requests.cut_off(live, unanswered(self._backlog))
             live.wake_for_tokens()
 
     def _stopped(self, live: Live, index: int) -> None:

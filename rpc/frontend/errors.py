@@ -36,6 +36,19 @@ def invalid(error: InvalidRequest) -> RequestFailed:
     return RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", str(error), field=error.field)
 
 
+def unanswered(most: int) -> RequestFailed:
+    """Returns the failure of a stream for which the process that checks constraints takes too long.
+
+    Args:
+        most: Count of tokens that may wait for its answer.
+    """
+    message = (
+        f"more than {most} tokens, the limit of --max-backlog, wait for an answer to whether a string of stopping.stop "
+        "ends this output: the process that checks constraints is slow or has many to answer"
+    )
+    return RequestFailed("UNAVAILABLE", "GRAMMAR_UNCHECKED", message, retry_after=1.0)
+
+
 def failed_end(end: End) -> RequestFailed | None:
     """Returns the failure that an engine's end means to a client, None for an end that is a result."""
     match end.reason:

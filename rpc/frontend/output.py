@@ -6,7 +6,6 @@ Under a constraint a sequence may have a `question`, on whose answer its end dep
 tokens that come meanwhile are kept, and so is its end.
 """
 
-import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from model.inputs.detokenizer import Detokenizer
 from model.inputs.stop_strings import StopMatch, StopStrings
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.completeness import Completeness, Question
+from rpc.frontend.token_logprobs import TokenLogprob, logprobs_at
 from scheduler.events import Logprobs, StepOutputs
 from scheduler.request import Request
 from scheduler.spec import Spec
@@ -46,22 +46,6 @@ class Finish:
 
     def __str__(self) -> str:
         return self.reason.value
-
-
-class TokenLogprob(NamedTuple):
-    """Log probability of one token at one position.
-
-    Attributes:
-        token_id: Id of the token.
-        logprob: Natural logarithm, from the raw logits.
-        rank: Place among all tokens by probability; 1 is the likeliest.
-    """
-
-    # A tuple takes a quarter of the time of a frozen dataclass to make, and a result may have 150,000.
-
-    token_id: int
-    logprob: float
-    rank: int
 
 
 @dataclass(slots=True)
@@ -173,6 +157,7 @@ class SequenceOutput:
         self._completeness, self._content = completeness, list[str]()
         self._match: StopMatch | None = None  # that the question is about
         self._waiting = deque[WaitingToken]()
+        self._burst = 0  # tokens of the largest number that an answer let in at once, since the last `take`
         self._ending: Finish | None = None  # the engine's end of the sequence
         self.tokens: list[int] = []
         self.total = 0.0
@@ -216,6 +201,20 @@ class SequenceOutput:
     def pending_tokens(self) -> int:
         """Count of tokens that wait to be taken."""
         return len(self._pending.token_ids)
+
+    @property
+    def backlog(self) -> int:
+        """Count of tokens for which their reader had time, and that it has not taken.
+
+        An answer may let in many tokens at once. Those of one answer are left out, so the tokens of a reader that never
+        comes are counted all the same.
+        """
+        return self.pending_tokens - self._burst
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Count of tokens that wait for the answer to the question."""
+        return len(self._waiting)
 
     def accept(self, step: StepTokens, i: int) -> bool:
         """Accepts the i-th new token of a step, and returns whether a stop string ended the sequence with it.
@@ -270,8 +269,10 @@ class SequenceOutput:
             self._waiting.clear()
             return self._stop(match)
         self._found(self._stops.pass_over())
+        before = self.pending_tokens
         while self.question is None and self._waiting:
             self._accept(*self._waiting.popleft())
+        self._burst = max(self._burst, self.pending_tokens - before)
         if self.question is None and self._ending is not None:
             self._end(self._ending)
         return False
@@ -371,20 +372,5 @@ class SequenceOutput:
 
     def take(self) -> Delta:
         """Returns the output since the last call."""
-        delta, self._pending = self._pending, Delta(self.index, self.token_count)
+        delta, self._pending, self._burst = self._pending, Delta(self.index, self.token_count), 0
         return delta
-
-
-def logprobs_at(step: Logprobs, i: int, token: int, wanted: int) -> list[TokenLogprob]:
-    """Returns the log probabilities of one token and its alternatives, without those that a constraint forbids.
-
-    Args:
-        step: Log probabilities of a step's tokens.
-        i: Index of the token in the step.
-        token: The token itself, which comes first in the result.
-        wanted: Alternatives at most, likeliest first; a negative number counts as 0.
-    """
-    chosen = TokenLogprob(token, float(step.chosen[i]), int(step.rank[i]))
-    wanted = max(0, wanted)
-    top = zip(step.top_ids[i, :wanted].tolist(), step.top[i, :wanted].tolist(), strict=True)
-    return [chosen, *(TokenLogprob(t, p, rank) for rank, (t, p) in enumerate(top, 1) if t != token and p > -math.inf)]

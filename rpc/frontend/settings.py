@@ -14,7 +14,11 @@ class FrontendSettings:
         default=600.0, metadata={"flag": "--max-request-time", "help": "Seconds that a request may take in all."}
     )
     backlog_tokens: int = field(
-        default=1024, metadata={"flag": "--max-backlog", "help": "Tokens that may wait for a slow reader of a stream."}
+        default=1024,
+        metadata={
+            "flag": "--max-backlog",
+            "help": "Tokens that may wait for a slow reader of a stream, or for an answer about its constraint.",
+        },
     )
     write_stall: float = field(
         default=30.0, metadata={"flag": "--write-stall", "help": "Seconds that one message may wait for its reader."}

@@ -6,7 +6,8 @@ from model.inputs.chat_output.parser import Parsing
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.completeness import Completeness, Question
 from rpc.frontend.errors import RequestFailed, failed_end
-from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput, StepTokens, TokenLogprob, logprobs_at
+from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput, StepTokens
+from rpc.frontend.token_logprobs import TokenLogprob, logprobs_at
 from scheduler.events import End, EndReason, PromptPart
 from scheduler.request import Request
 from scheduler.spec import Spec

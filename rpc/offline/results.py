@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rpc.frontend.errors import RequestFailed
-from rpc.frontend.output import Finish, SequenceOutput, TokenLogprob
+from rpc.frontend.output import Finish, SequenceOutput
 from rpc.frontend.stream import RequestStream
+from rpc.frontend.token_logprobs import TokenLogprob
 from scheduler.tools import ToolCall
 
 MOST_PLACES = 10  # failures that an error's message lists

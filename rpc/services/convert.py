@@ -11,9 +11,10 @@ from quire.v1 import generation_service_pb2 as pb
 
 from cache_manager.block_hash import DEFAULT_TENANT
 from rpc.frontend.errors import RequestFailed, invalid
-from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput, TokenLogprob
+from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput
 from rpc.frontend.pacing import Work
 from rpc.frontend.stream import RequestStream
+from rpc.frontend.token_logprobs import TokenLogprob
 from scheduler.invalid import InvalidRequest
 from scheduler.parameter import parameters_of
 from scheduler.parameters import Beam, Output, Sampling, Stopping

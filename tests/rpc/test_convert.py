@@ -11,9 +11,10 @@ from quire.v1 import generation_service_pb2 as pb
 
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed
-from rpc.frontend.output import Delta, Finish, FinishReason, TokenLogprob
+from rpc.frontend.output import Delta, Finish, FinishReason
 from rpc.frontend.pacing import Pacer
 from rpc.frontend.stream import RequestStream
+from rpc.frontend.token_logprobs import TokenLogprob
 from rpc.services import convert
 from scheduler.limits import Limits, ModelDefaults
 from scheduler.parameters import Beam, Output, Sampling, Stopping

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import example, given, settings
@@ -57,7 +58,7 @@ def test_each_round_has_one_call_of_each_tenant(tenants: list[str], cancelled: s
         ran = list[Call]()
         async with Busy() as busy:
             calls = [(tenant, number) for number, tenant in enumerate(tenants)]
-            tasks = [asyncio.create_task(busy.turns.run(lambda c=call: ran.append(c), call[0])) for call in calls]
+            tasks = [asyncio.create_task(busy.turns.run(partial(ran.append, call), call[0])) for call in calls]
             await asyncio.sleep(0)
             for number in cancelled & set(range(len(tasks))):
                 tasks[number].cancel()

@@ -4,9 +4,10 @@ import json
 from collections.abc import Callable
 
 from rpc.frontend.errors import RequestFailed
-from rpc.frontend.output import Delta, FinishReason, SequenceOutput, TokenLogprob
+from rpc.frontend.output import Delta, FinishReason, SequenceOutput
 from rpc.frontend.pacing import Work
 from rpc.frontend.stream import RequestStream
+from rpc.frontend.token_logprobs import TokenLogprob
 from rpc.services.inference import pb
 from rpc.services.inference.asking import VERSION, InferRequest
 from rpc.services.inference.tensors import Elements, add_outputs
