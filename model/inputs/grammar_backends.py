@@ -7,6 +7,9 @@ BACKENDS = (LLGUIDANCE, XGRAMMAR)
 MARK = "%xgrammar\n"
 """First line of a grammar that XGrammar compiles. No grammar of llguidance has it."""
 EXTRA = "pip install 'xgrammar>=0.2.8,<0.3', or make setup EXTRAS=xgrammar"
+"""How XGrammar is installed."""
+DEPENDENCY = "pip install 'llguidance>=1.9,<2': Quire depends on it, so this installation is not complete"
+"""How llguidance is installed."""
 
 
 class BackendMissing(ValueError):
@@ -14,16 +17,17 @@ class BackendMissing(ValueError):
 
 
 def check_backend(name: str) -> None:
-    """Checks that a library is installed, without its import.
+    """Checks that a library is installed, without its import; llguidance too, which checks constraints for both.
 
     Raises:
-        BackendMissing: It is not.
+        BackendMissing: One is not.
         ValueError: There is none of this name.
     """
     if name not in BACKENDS:
         raise ValueError(f"{name!r} is no library of structured output, must be one of {', '.join(BACKENDS)}")
-    if find_spec(name) is None:
-        raise BackendMissing(f"structured output by {name} needs the package {name}: {EXTRA}")
+    for package, how in ((LLGUIDANCE, DEPENDENCY), (XGRAMMAR, EXTRA)):
+        if package in (LLGUIDANCE, name) and find_spec(package) is None:
+            raise BackendMissing(f"structured output by {name} needs the package {package}: {how}")
 
 
 def is_for_xgrammar(grammar: str) -> bool:

@@ -1,14 +1,16 @@
 """Which library keeps a constraint: the frontend's setting, and what is said where XGrammar is missing."""
 
 import sys
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from llguidance import LLTokenizer
 
 from model.errors import RequestFault
 from model.inputs import grammar_backends
-from model.inputs.grammar_backends import MARK, XGRAMMAR
+from model.inputs.grammar_backends import BACKENDS, DEPENDENCY, EXTRA, LLGUIDANCE, MARK, XGRAMMAR
 from model.inputs.grammar_checker import GrammarChecker
 from model.inputs.grammars import ByteVocabulary, GrammarRefused
 from model.structured.grammar_mask import GrammarMask
@@ -96,9 +98,25 @@ def test_it_knows_complete_outputs(checker: GrammarChecker) -> None:
 def test_the_setting_is_one_of_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="--structured-output-backend: 'outlines' is no library"):
         FrontendSettings(structured_output_backend="outlines")
-    monkeypatch.setattr(grammar_backends, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="needs the package xgrammar: pip install"):
+    monkeypatch.setattr(grammar_backends, "find_spec", lambda name: None if name == XGRAMMAR else object())
+    FrontendSettings()
+    with pytest.raises(ValueError, match="by xgrammar needs the package xgrammar: pip install 'xgrammar"):
         FrontendSettings(structured_output_backend=XGRAMMAR)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_without_llguidance_it_is_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """It checks the constraints of both."""
+    monkeypatch.setattr(grammar_backends, "find_spec", lambda name: None if name == LLGUIDANCE else object())
+    with pytest.raises(ValueError, match=f"by {name} needs the package llguidance: pip install 'llguidance") as refused:
+        FrontendSettings(structured_output_backend=name)
+    assert "pip install 'xgrammar" not in str(refused.value)
+
+
+def test_what_is_said_to_install_is_what_the_project_requires() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    required = {*project["dependencies"], *project["optional-dependencies"]["xgrammar"]}
+    assert {how.split("'")[1] for how in (DEPENDENCY, EXTRA)} <= required
 
 
 def test_an_engine_without_it_ends_the_request_alone(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
