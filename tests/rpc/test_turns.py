@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -90,15 +91,26 @@ async def test_a_call_that_nobody_waits_for_any_more_keeps_its_thread() -> None:
         assert await next_one, "it ran beside the other one"
 
 
-async def test_a_thread_that_was_given_to_a_cancelled_call_goes_to_the_next_one() -> None:
+async def test_no_thread_is_lost_with_a_call_that_leaves_as_it_gets_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Busy() as busy:
         given_up = asyncio.create_task(busy.turns.run(lambda: 1, "a"))
         other = asyncio.create_task(busy.turns.run(lambda: 2, "b"))
         await asyncio.sleep(0)
-        busy.turns._release()  # as the thread's end would, in the moment in which the caller leaves
-        given_up.cancel()
-        assert await asyncio.gather(given_up, return_exceptions=True)
-        busy.may_end.set()
+        loop, ended = asyncio.get_running_loop(), threading.Semaphore(0)
+        real = loop.call_soon_threadsafe
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            made = real(*arguments, **options)
+            ended.release()
+            return made
+
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "call_soon_threadsafe", counted)
+            busy.may_end.set()
+            for _ in range(2):  # the thread gives itself back, and its result; the loop stands still meanwhile
+                assert ended.acquire(timeout=60)
+            loop.call_soon(given_up.cancel)
+        await asyncio.gather(given_up, return_exceptions=True)
         async with asyncio.timeout(60):
             assert await other == 2
 
