@@ -5,9 +5,12 @@ import logging
 import signal
 import threading
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from model.inputs.chat_output.grammar_form import OutputConstraint
+from model.inputs.fair_lock import FairLock
 from model.inputs.grammar_backends import LLGUIDANCE
 from model.inputs.grammars import GrammarRefused
 from model.inputs.line_process import LineProcess
@@ -23,6 +26,8 @@ NOT_STARTED = 1  # exit code in place of that of a process that was lost before 
 CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)  # of the constraint: a stack that is full, an allocation
 START_WAIT = 60.0  # seconds for a process that reads XGrammar, which reads torch
 MOST_ANSWER = 64 * 2**20  # bytes; a grammar is about as long as its constraint
+SLICE = 2**15  # characters of an output, about whose beginnings one line asks
+NOTHING: Mapping[str, Any] = {}
 
 
 Constraint = Structured | OutputConstraint
@@ -60,7 +65,7 @@ class GrammarChecker:
     def __init__(self, backend: str = LLGUIDANCE) -> None:
         """Makes it. backend: the library that keeps what it can of constraints, one of `BACKENDS`."""
         self._backend = backend
-        self._asking = threading.Lock()  # held from a line to its answer
+        self._asking = FairLock()  # held from a line to its answer
         self._caching = threading.Lock()
         self._process: LineProcess | None = None
         self._cached: OrderedDict[Asked, Checked | GrammarRefused] = OrderedDict()
@@ -93,25 +98,41 @@ class GrammarChecker:
         return found
 
     def is_complete(self, constraint: Constraint, text: str) -> bool:
-        """Returns whether a text is a complete output. Answers are not cached: each is of one output.
+        """Returns whether a text is a complete output. Arguments and exceptions are those of `complete_ends`."""
+        return bool(self.complete_ends(constraint, text, (len(text),)))
+
+    def complete_ends(self, constraint: Constraint, text: str, ends: Sequence[int]) -> list[int]:
+        """Returns which beginnings of a text are complete outputs. Answers are not cached: each is of one output.
+
+        The process is asked in slices of the text, between which it answers others. Each has `SECONDS`.
 
         Args:
             constraint: A constraint that `grammar` has accepted.
             text: The text, with marks in place of special tokens.
+            ends: Lengths of the beginnings, in ascending order.
+
+        Returns:
+            Lengths of those that are complete, in ascending order.
 
         Raises:
-            GrammarUnchecked: The process cannot be started, or dies, or the text takes too much time.
+            GrammarUnchecked: The process cannot be started, or dies, or a slice takes too much time.
             RuntimeError: The checker is closed.
         """
-        with self._asking:
-            try:
-                answer = self._answer(constraint, text)
-            except BaseException:  # as in `grammar`
-                self._end()
-                raise
-        if isinstance(answer, GrammarRefused):
-            raise GrammarUnchecked(f"an output could not be compared with its constraint: {answer}")
-        return "complete" in answer
+        complete = list[int]()
+        for _, group in groupby(ends, key=lambda end: end // SLICE):
+            part = [*group]
+            with self._asking:
+                try:
+                    answer = self._answer(constraint, {"output": text[: part[-1]], "ends": part})
+                except BaseException:  # as in `grammar`
+                    self._end()
+                    raise
+            if isinstance(answer, GrammarRefused):
+                raise GrammarUnchecked(f"an output could not be compared with its constraint: {answer}")
+            complete += answer["complete"]
+            if answer["over"]:
+                break
+        return complete
 
     @property
     def busy(self) -> bool:
@@ -141,9 +162,9 @@ class GrammarChecker:
             return answer
         return Checked(answer["grammar"], answer.get("short"), "sure" in answer, answer.get("closing", ""))
 
-    def _answer(self, constraint: Constraint, output: str | None = None) -> dict[str, str] | GrammarRefused:
-        """Returns the process's answer about a constraint, or with `output` about one of its outputs."""
-        line = json.dumps({"kind": constraint.kind, "text": constraint.text, "output": output})
+    def _answer(self, constraint: Constraint, more: Mapping[str, Any] = NOTHING) -> dict[str, Any] | GrammarRefused:
+        """Returns the process's answer about a constraint. more: asks about one of its outputs."""
+        line = json.dumps({"kind": constraint.kind, "text": constraint.text, **more})
         for _ in range(TRIES):
             answer, code = self._exchange(line)
             if answer is not None:
@@ -157,7 +178,7 @@ class GrammarChecker:
             log.warning("the process that checks grammars ended (code %d) or hung", code)
         raise GrammarUnchecked("the constraint could not be checked: its process ended or hung")
 
-    def _exchange(self, line: str) -> tuple[dict[str, str] | None, int]:
+    def _exchange(self, line: str) -> tuple[dict[str, Any] | None, int]:
         """Returns the answer, or None and the exit code of the process, which has ended then."""
         if self._closed:
             raise RuntimeError("this checker is closed")
@@ -188,5 +209,5 @@ class GrammarChecker:
             self._end()
 
 
-def _refused(answer: dict[str, str]) -> GrammarRefused:
+def _refused(answer: dict[str, Any]) -> GrammarRefused:
     return GrammarRefused(answer["refused"], answer.get("field", ""))

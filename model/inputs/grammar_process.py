@@ -5,8 +5,8 @@ bytes of address space, `seconds` is processor time for each constraint. It name
 constraints, too: `backend`. Its answer is {}. Each other line has `kind` and `text` of a constraint. Its answer has
 `grammar`, which an engine compiles, or `refused`, which says why there is none.
 `model.inputs.grammar_checker.Checked` describes the rest of it. With `unsound` the process's state is not trusted any
-more. A line that has `output` too asks whether that is a complete output of the constraint: the answer has `complete`
-where it is.
+more. A line that has `output` too asks which beginnings of that text are complete outputs of the constraint; `ends` has
+their lengths. The answer has the lengths of those that are as `complete`, and `over` where no longer text is an output.
 
 A constraint that takes too long ends the process with SIGPROF. The end of the input ends it as well.
 """
@@ -245,7 +245,7 @@ def matcher_of(kind: str, text: str, backend: str = LLGUIDANCE) -> tuple[Matcher
     return compiled(kind, form, backend)[1], list(form.ids)
 
 
-def answer_to(line: str, states: OutputStates | None = None, backend: str = LLGUIDANCE) -> dict[str, str]:
+def answer_to(line: str, states: OutputStates | None = None, backend: str = LLGUIDANCE) -> dict[str, Any]:
     """Returns the answer to a line.
 
     Args:
@@ -258,8 +258,7 @@ def answer_to(line: str, states: OutputStates | None = None, backend: str = LLGU
         kind, text = asked["kind"], asked["text"]
         if (output := asked.get("output")) is not None:
             known = OutputStates(partial(matcher_of, backend=backend), encoded) if states is None else states
-            complete = known.is_complete(kind, text, output)
-            return {"complete": "1"} if complete else {}
+            return known.complete_ends(kind, text, output, asked["ends"])._asdict()
         form = form_of(kind, text)
         try:
             grammar, matcher = compiled(kind, form, backend)

@@ -21,6 +21,18 @@ class OutputText(NamedTuple):
     text: str
 
 
+class CompleteEnds(NamedTuple):
+    """Answer about beginnings of a text.
+
+    Attributes:
+        complete: Lengths of those that are complete outputs, in ascending order.
+        over: One of them begins no output, so no longer text does.
+    """
+
+    complete: list[int]
+    over: bool
+
+
 class OutputStates:
     """Answers questions about outputs.
 
@@ -46,19 +58,44 @@ class OutputStates:
 
     def is_complete(self, kind: str, constraint: str, text: str) -> bool:
         """Returns whether a marked text is a complete output of a constraint. Raises GrammarRefused."""
-        begun = [one for one in self._kept if one[:2] == (kind, constraint) and text.startswith(one.text)]
+        return bool(self.complete_ends(kind, constraint, text, (len(text),)).complete)
+
+    def complete_ends(self, kind: str, constraint: str, text: str, ends: Sequence[int]) -> CompleteEnds:
+        """Returns which beginnings of a marked text are complete outputs of a constraint.
+
+        Reads the text once, so the work grows with its length and not with the number of beginnings.
+
+        Args:
+            kind: Kind of the constraint.
+            constraint: The constraint.
+            text: The text.
+            ends: Lengths of the beginnings, in ascending order.
+
+        Raises:
+            GrammarRefused: The constraint cannot be enforced.
+        """
+        first = text[: ends[0]]
+        begun = [one for one in self._kept if one[:2] == (kind, constraint) and first.startswith(one.text)]
         before = max(begun, key=lambda one: len(one.text), default=None)
         if before is None:
             matcher, marks = self._start(kind, constraint)
-            state, rest = matcher.deep_copy(), text
+            state, read = matcher.deep_copy(), 0
         else:
-            (state, marks), rest = self._kept.pop(before), text[len(before.text) :]
-        tokens = self._encoded(rest, marks)
-        if (taken := state.try_consume_tokens([*tokens])) < len(tokens):
-            if before is not None and not taken:
-                self._kept[before] = state, marks
-            return False
-        self._kept[OutputText(kind, constraint, text)] = state, marks
+            (state, marks), read = self._kept.pop(before), len(before.text)
+        complete = list[int]()
+        for end in ends:
+            tokens = self._encoded(text[read:end], marks)
+            if (taken := state.try_consume_tokens([*tokens])) < len(tokens):
+                if read and not taken:
+                    self._keep(OutputText(kind, constraint, text[:read]), state, marks)
+                return CompleteEnds(complete, over=True)
+            read = end
+            if state.is_accepting():
+                complete.append(end)
+        self._keep(OutputText(kind, constraint, text[:read]), state, marks)
+        return CompleteEnds(complete, over=False)
+
+    def _keep(self, text: OutputText, state: Matcher, marks: list[str]) -> None:
+        self._kept[text] = state, marks
         while len(self._kept) > self._most or sum(len(one.text) for one in self._kept) > MOST_TEXT:
             self._kept.popitem(last=False)
-        return state.is_accepting()

@@ -31,6 +31,10 @@ class Question:
     of_stop: bool
 
 
+Answer = Callable[[Question], bool]
+"""Answers a question."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Completeness:
     """Questions about the outputs of one request.
@@ -44,6 +48,8 @@ class Completeness:
         tokenizer: Tokenizer of the model.
         is_complete: Answers a question. It may take a second, and runs in any thread. Raises RequestFailed where the
             question cannot be answered.
+        complete_ends: Answers many questions about beginnings of one text: returns which of their lengths, in ascending
+            order, are those of complete outputs. As `is_complete` otherwise.
     """
 
     whole: Constraint
@@ -52,7 +58,8 @@ class Completeness:
     tag_ends: tuple[str, ...]
     parsing: Parsing | None
     tokenizer: Tokenizer
-    is_complete: Callable[[Question], bool]
+    is_complete: Answer
+    complete_ends: Callable[[Constraint, str, Sequence[int]], Sequence[int]]
 
     def of_stop(self, before: str) -> Question | None:
         """Returns the question about the content before a stop string; None where that may be any text."""

@@ -17,7 +17,7 @@ from model.inputs.chat_output.parser import OutputParser, Parsing
 from model.inputs.detokenizer import Detokenizer
 from model.inputs.stop_strings import StopMatch, StopStrings
 from model.inputs.tokenizer import Tokenizer
-from rpc.frontend.completeness import Completeness, Question
+from rpc.frontend.completeness import Answer, Completeness, Question
 from rpc.frontend.token_logprobs import TokenLogprob, logprobs_at
 from scheduler.events import Logprobs, StepOutputs
 from scheduler.request import Request
@@ -131,8 +131,8 @@ class SequenceOutput:
         tokenizer: Tokenizer of the model.
         known: Output tokens that the client has already.
         parsing: How the output is read; None where it is text alone.
-        completeness: What is asked about the output; None without a constraint. It answers the questions of known
-            tokens at once.
+        completeness: What is asked about the output; None without a constraint.
+        answer: Answers the questions of known tokens; None without such questions.
 
     Attributes:
         question: The open question; None without one.
@@ -151,6 +151,7 @@ class SequenceOutput:
         known: tuple[int, ...],
         parsing: Parsing | None = None,
         completeness: Completeness | None = None,
+        answer: Answer | None = None,
     ) -> None:
         self.index, self._spec = index, spec
         self.question: Question | None = None
@@ -172,7 +173,7 @@ class SequenceOutput:
         self._pending = Delta(index, 0)
         for token in known:
             self.tokens.append(token)
-            if self._read_token(token) or self.settle():
+            if self._read_token(token) or (answer is not None and self._settle(answer)):
                 break
         self._pending = Delta(index, self.token_count, finish=self.finish)
         self._known = self.token_count
@@ -250,9 +251,12 @@ class SequenceOutput:
         Raises:
             RequestFailed: A question cannot be answered.
         """
+        return self._completeness is not None and self._settle(self._completeness.is_complete)
+
+    def _settle(self, answer: Answer) -> bool:
         stopped = False
-        while self.question is not None and self._completeness is not None:
-            stopped = self.answer(self._completeness.is_complete(self.question))
+        while self.question is not None:
+            stopped = self.answer(answer(self.question))
         return stopped
 
     def answer(self, complete: bool) -> bool:
@@ -302,10 +306,11 @@ class SequenceOutput:
     def _found(self, found: StopMatch) -> bool:
         """Gives out text, and returns whether a stop string behind it ends the sequence."""
         if self._completeness is not None:
-            before = "".join(self._content) + found.before if found.stop is not None else ""
-            if found.stop is not None and (question := self._completeness.of_stop(before)) is not None:
-                self.question, self._match = question, found
-                return False
+            if found.stop is not None:
+                self._content = ["".join(self._content)]  # one text, which the next question does not join again
+                if (question := self._completeness.of_stop(self._content[0] + found.before)) is not None:
+                    self.question, self._match = question, found
+                    return False
             if self._spec.stopping.stop:
                 self._content.append(found.text)
         if found.stop is not None:

@@ -209,11 +209,19 @@ class Outputs:
             content = OutputForm(None, None, answer=(structured.kind, structured.text)).constraint()
         unread = content is None and not _reads(spec)
         parsing = next(self._parsings(spec, request, tokenizer)) if unread else None
-        return Completeness(constraint, content, marks, ends, parsing, tokenizer, self._is_complete)
+        return Completeness(
+            constraint, content, marks, ends, parsing, tokenizer, self._is_complete, self._complete_ends
+        )
 
     def _is_complete(self, question: Question) -> bool:
         try:
             return self.grammars.is_complete(question.constraint, question.text)
+        except GrammarUnchecked as lost:
+            raise _unchecked(lost) from None
+
+    def _complete_ends(self, constraint: Constraint, text: str, ends: Sequence[int]) -> list[int]:
+        try:
+            return self.grammars.complete_ends(constraint, text, ends)
         except GrammarUnchecked as lost:
             raise _unchecked(lost) from None
 

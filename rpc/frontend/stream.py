@@ -1,11 +1,13 @@
 """One request's output as its client sees it: its sequences, its prompt's logprobs, its failure."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from model.inputs.chat_output.parser import Parsing
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.completeness import Completeness, Question
 from rpc.frontend.errors import RequestFailed, failed_end
+from rpc.frontend.known_output import read_known
 from rpc.frontend.output import Delta, Finish, FinishReason, SequenceOutput, StepTokens
 from rpc.frontend.token_logprobs import TokenLogprob, logprobs_at
 from scheduler.events import End, EndReason, PromptPart
@@ -46,13 +48,17 @@ class RequestStream:
             completeness: What is asked about the outputs; None without a constraint.
 
         Raises:
-            RequestFailed: A question about the output prefix cannot be answered.
+            RequestFailed: The questions about the output prefix cannot be answered.
         """
         self.spec, self.request = spec, request
         self._completeness = completeness
         self.cached_tokens = 0
         self.sequences = tuple(
-            SequenceOutput(index, spec, request, tokenizer, spec.output_prefix, parsing, completeness)
+            read_known(
+                partial(SequenceOutput, index, spec, request, tokenizer, spec.output_prefix, parsing, completeness),
+                completeness,
+                bool(spec.output_prefix and spec.stopping.stop),
+            )
             for index, parsing in enumerate(parsings or (None,) * request.count)
         )
         self.prompt_logprobs: list[list[TokenLogprob]] = [[]] if request.controls.prompt_logprobs else []

@@ -1,15 +1,17 @@
 """Which outputs of conversations, calls and structural tags max_tokens has ended in time."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken
 
+from model.inputs import grammar_checker
 from model.inputs.chat_output.chat_output import ChatOutput
-from model.inputs.grammar_checker import GrammarChecker, GrammarUnchecked
+from model.inputs.grammar_checker import Constraint, GrammarChecker, GrammarUnchecked
+from model.inputs.line_process import LineProcess
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.output import Finish, FinishReason, StepTokens
 from rpc.frontend.outputs import Outputs
@@ -192,6 +194,58 @@ def test_a_long_output_is_answered(checker: GrammarChecker) -> None:
     schema = Structured.json_schema({"type": "array", "items": {"type": "object"}})
     assert checker.is_complete(schema, text)
     assert not checker.is_complete(schema, text[:-1])
+
+
+def test_a_long_output_is_asked_about_in_slices(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between them the process answers others."""
+    asked, real = list[dict[str, Any]](), LineProcess.ask
+
+    def ask(process: LineProcess, line: str, *more: Any) -> dict[str, Any] | None:
+        asked.append(json.loads(line))
+        return real(process, line, *more)
+
+    monkeypatch.setattr(LineProcess, "ask", ask)
+    monkeypatch.setattr(grammar_checker, "SLICE", 10)
+    pairs, text = Structured.regex("(ab)*"), "ab" * 17
+    checker.is_complete(pairs, "")  # starts the process
+    asked.clear()
+    assert checker.complete_ends(pairs, text, range(35)) == list(range(0, 35, 2))
+    assert [len(line["output"]) for line in asked] == [9, 19, 29, 34]
+    asked.clear()
+    assert checker.complete_ends(pairs, "ab" + "a" * 32, range(35)) == [0, 2]
+    assert len(asked) == 1, "no longer text is an output"
+
+
+def test_many_stop_strings_of_a_prefix_are_one_question(
+    made: Outputs, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, real = list[int](), GrammarChecker.complete_ends
+
+    def complete_ends(self: GrammarChecker, constraint: Constraint, text: str, ends: Sequence[int]) -> list[int]:
+        asked.append(len(ends))
+        return real(self, constraint, text, ends)
+
+    monkeypatch.setattr(GrammarChecker, "complete_ends", complete_ends)
+    monkeypatch.setattr(GrammarChecker, "is_complete", None)
+    spec = with_prefix(tokenizer, ANSWER, "[" + "1," * 200)
+    assert not prefix_stream(made, tokenizer, spec).ended
+    assert asked == [200]
+    words = Structured.regex("[a-z]+(,[a-z]+)*;,.*")
+    stream = prefix_stream(made, tokenizer, with_prefix(tokenizer, words, "a,b,c;,d,e"))
+    (sequence,) = stream.sequences
+    assert (sequence.finish, sequence.token_count) == (Finish(STOPPED, stop_string=","), 9)
+
+
+def with_prefix(tokenizer: Tokenizer, structured: Structured, prefix: str) -> Spec:
+    known = tuple(tokenizer.encode(prefix, False))
+    return Spec("a", structured=structured, stopping=Stopping(stop=(",",)), output_prefix=known)
+
+
+def prefix_stream(made: Outputs, tokenizer: Tokenizer, spec: Spec) -> RequestStream:
+    request = resolve(
+        spec, [9, 10], LIMITS, ModelDefaults(eos_token_ids=(0,)), 0, grammar=made.grammar(spec, "").grammar
+    )
+    return RequestStream(spec, request, tokenizer, (), made.completeness(spec, request, tokenizer))
 
 
 def test_what_the_process_fails_on_is_no_answer(checker: GrammarChecker) -> None:

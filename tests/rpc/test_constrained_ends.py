@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders
 from tokenizers.models import BPE
 
+from model.inputs.grammar_checker import Constraint
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.completeness import Completeness, Question
 from rpc.frontend.errors import RequestFailed
@@ -58,7 +59,12 @@ def by_characters(text: str, stops: Sequence[str], pattern: str, include: bool, 
 def stream_of(spec: Spec, is_complete: Callable[[Question], bool], tokenizer: Tokenizer = TOKENIZER) -> RequestStream:
     assert spec.structured is not None
     request = resolve(spec, [1, 2], LIMITS, ModelDefaults(eos_token_ids=(0,)), 0, grammar="G")
-    completeness = Completeness(spec.structured, spec.structured, {}, (), None, tokenizer, is_complete)
+
+    def complete_ends(constraint: Constraint, text: str, ends: Sequence[int]) -> list[int]:
+        return [end for end in ends if is_complete(Question(constraint, text[:end], of_stop=True))]
+
+    structured = spec.structured
+    completeness = Completeness(structured, structured, {}, (), None, tokenizer, is_complete, complete_ends)
     return RequestStream(spec, request, tokenizer, completeness=completeness)
 
 
