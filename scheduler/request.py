@@ -40,7 +40,7 @@ class PromptImage:
         return ImageSpan(int(self.places[0]), int(self.places[-1]) + 1, self.digest)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Request:
     """A request that can be served. prompt: int32 token ids. stop_ids: end tokens and stop tokens that end it.
 

@@ -77,4 +77,8 @@ class FactoryReadiness:
         if waiting and self.clock() - self._since[attempt] > MOST_WAIT:
             what = waiting[0] if waiting[0] == GRAMMAR else f"logits processor {waiting[0]}"
             return Ready(attempt, f"{what} was not ready within {MOST_WAIT:.0f} s")
-        return None if waiting else Ready(attempt)
+        if waiting:
+            return None
+        if params.grammar and self._grammars is not None:
+            self._grammars.hold(request, params.grammar, params.grammar_salt)
+        return Ready(attempt)

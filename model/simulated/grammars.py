@@ -40,12 +40,15 @@ class GrammarReadiness:
         params = {attempt: request.controls.logits_params for attempt, request in requests.items()}
         asked = {attempt: one for attempt, one in params.items() if one.grammar}
         self._grammars.await_only({(one.grammar, one.grammar_salt) for one in asked.values()})
-        answers = (self._answer(attempt, one) for attempt, one in asked.items())
+        answers = (self._answer(attempt, requests[attempt], one) for attempt, one in asked.items())
         return [answer for answer in answers if answer is not None]
 
-    def _answer(self, attempt: int, params: LogitsParams) -> Ready | None:
+    def _answer(self, attempt: int, request: Request, params: LogitsParams) -> Ready | None:
         end = params.reasoning_end if params.grammar_tokens else None
         try:
-            return Ready(attempt) if self._grammars.ready(params.grammar, params.grammar_salt, end) else None
+            if not self._grammars.ready(params.grammar, params.grammar_salt, end):
+                return None
         except RequestFault as fault:
             return Ready(attempt, str(fault))
+        self._grammars.hold(request, params.grammar, params.grammar_salt)
+        return Ready(attempt)

@@ -15,6 +15,7 @@ from model.inputs.matcher import Matcher
 from model.structured.closing import completed
 from model.structured.compiled_grammar import CompiledGrammar
 from model.structured.forcing import Forcing
+from model.structured.held_grammars import HeldGrammars, Key
 from model.structured.mask_threads import MaskThreads
 
 if TYPE_CHECKING:  # an engine runs without the libraries too, and has no structured output then
@@ -30,9 +31,6 @@ SECONDS = 0.045  # of processor time, for a completion of an output
 
 log = logging.getLogger("quire.sampling")
 
-Key = tuple[str, str]
-"""A grammar, and the salt of those who share its compiled form."""
-
 
 def _opened(vocabulary: "Callable[[], LLTokenizer]") -> "tuple[LLTokenizer, Completions, Forcing]":
     loaded = vocabulary()
@@ -41,6 +39,12 @@ def _opened(vocabulary: "Callable[[], LLTokenizer]") -> "tuple[LLTokenizer, Comp
 
 def _size(key: Key) -> int:
     return len(key[0]) * (XGRAMMARS if is_for_xgrammar(key[0]) else 1)
+
+
+def _weight(key: Key, future: Future[CompiledGrammar]) -> int:
+    """Returns the characters that a cached grammar counts as."""
+    known = future.done() and not future.cancelled() and future.exception() is None
+    return _size(key) * (future.result().times if known else 1)
 
 
 class GrammarStore:
@@ -66,6 +70,7 @@ class GrammarStore:
         self._lock = threading.Lock()
         self._cached: OrderedDict[Key, Future[CompiledGrammar]] = OrderedDict()
         self._text = 0  # characters of all that are cached
+        self._held = HeldGrammars(MOST_CACHED, MOST_TEXT)
         self._compiling = threading.Lock()  # held where XGrammar reads the vocabulary
         self._xgrammar: XGrammarCompiler | None = None
         self._awaited: frozenset[Key] = frozenset()
@@ -105,14 +110,32 @@ class GrammarStore:
         """
         key = (grammar, salt)
         with self._lock:
+            self._held.forget_ended()
             future = self._cached.get(key)
             if future is None:
-                future = self._insert(key, self._compiler.submit(self._compile, grammar, reasoning_end))
+                held = self._held.get(key)
+                future = self._insert(key, held or self._compiler.submit(self._compile, grammar, reasoning_end))
             self._cached.move_to_end(key)
         if not future.done():
             return False
         future.result()
         return True
+
+    def hold(self, owner: object, grammar: str, salt: str) -> None:
+        """Keeps a grammar that is ready compiled until a request is dropped, also where it is evicted.
+
+        Else a request whose grammar is evicted while it waits for a row would have it compiled in a step. The grammars
+        of all requests have the bounds of the cache, beside it; beyond these none is kept.
+
+        Args:
+            owner: The request.
+            grammar: Its grammar.
+            salt: As in `ready`.
+        """
+        with self._lock:
+            future = self._cached.get((grammar, salt))
+            if future is not None and future.done():
+                self._held.hold(owner, (grammar, salt), future, _weight((grammar, salt), future))
 
     @property
     def completions(self) -> Completions:
@@ -125,14 +148,14 @@ class GrammarStore:
         return self._vocabulary.result()[2]
 
     def compiled(self, grammar: str, salt: str) -> CompiledGrammar:
-        """Returns a compiled grammar. Compiles it where `ready` was not asked before.
+        """Returns a compiled grammar. Compiles it where it is neither cached nor held.
 
         Raises:
             RequestFault: The grammar cannot be compiled.
         """
         key = (grammar, salt)
         with self._lock:
-            future = self._cached.get(key)
+            future = self._cached.get(key) or self._held.get(key)
         if future is None or not future.done():
             future = Future()
             future.set_result(self._compile(grammar))
@@ -150,7 +173,7 @@ class GrammarStore:
     def _insert(self, key: Key, future: Future[CompiledGrammar]) -> Future[CompiledGrammar]:
         """Caches a grammar, and evicts those that were not used for longest. Called with the lock."""
         self._cached[key] = future
-        self._text += _size(key)
+        self._text += _weight(key, future)
         # Those that requests wait for are asked for again and again, so they stand at the end.
         while len(self._cached) > MOST_CACHED or self._text > MOST_TEXT:
             first = next(iter(self._cached))
@@ -160,9 +183,7 @@ class GrammarStore:
         return future
 
     def _drop(self, key: Key) -> None:
-        future = self._cached.pop(key)
-        known = future.done() and not future.cancelled() and future.exception() is None
-        self._text -= _size(key) * (future.result().times if known else 1)
+        self._text -= _weight(key, self._cached.pop(key))
 
     def _compile(self, grammar: str, reasoning_end: Sequence[int] | None = None) -> CompiledGrammar:
         compiled = CompiledGrammar(self._matcher(grammar), partial(completed, self.completions))

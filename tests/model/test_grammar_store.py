@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import llguidance
@@ -12,12 +13,19 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from model.errors import CheckpointError, RequestFault
+from model.sampling.readiness import FactoryReadiness
+from model.sampling.sources import ProcessorSources
+from model.simulated.grammars import GrammarReadiness
 from model.structured import grammar_mask
+from model.structured.compiled_grammar import CompiledGrammar
 from model.structured.forbidding import apply_masks
 from model.structured.grammar_mask import GrammarMask
 from model.structured.grammar_store import MOST_CACHED, MOST_TEXT, GrammarStore
+from model.structured.held_grammars import HeldGrammars
 from model.structured.vocabulary import load_vocabulary
-from scheduler.controls import LogitsParams
+from scheduler.controls import Controls, LogitsParams
+from scheduler.events import Ready
+from scheduler.request import Request
 from tests.model.test_grammars import TOKENS
 from tests.support.checkpoints import byte_tokenizer
 from tests.support.processes import wait_until
@@ -74,8 +82,62 @@ def test_tenants_share_nothing(store: GrammarStore) -> None:
     assert store.count == 2
 
 
+class Owner:
+    """As a request."""
+
+
+def request_of(text: str) -> Request:
+    controls = Controls(1.0, 1.0, 0, 0.0, 0, logits_params=LogitsParams(grammar=text))
+    return Request(np.array([1], np.int32), 8, (0,), controls)
+
+
+def evict_all(store: GrammarStore) -> None:
+    for number in range(2):
+        wait_ready(store, f'start: "{number}" // {"x" * (MOST_TEXT // 2)}', "others")
+
+
+@pytest.mark.parametrize("kind", [FactoryReadiness, GrammarReadiness])
+def test_a_grammar_that_is_evicted_before_its_admission_is_not_compiled_in_a_step(
+    store: GrammarStore, kind: type[FactoryReadiness] | type[GrammarReadiness]
+) -> None:
+    ask = GrammarReadiness(store) if kind is GrammarReadiness else FactoryReadiness(ProcessorSources((), store))
+    asked = {1: request_of(grammar(7)), 2: request_of(grammar(7))}
+    wait_until(lambda: [*ask(asked)] == [Ready(1), Ready(2)], "its compilation")
+    first = store.compiled(grammar(7), "")
+    ask({})
+
+    def compiled_again() -> bool:
+        evict_all(store)
+        assert store.count == 1
+        return store.compiled(grammar(7), "") is not first
+
+    assert not compiled_again()
+    del asked[1]
+    assert not compiled_again(), "the other request has it still"
+    del asked[2]
+    assert compiled_again(), "no request has it any more"
+
+
+def test_grammars_that_requests_hold_have_a_bound() -> None:
+    held, done = HeldGrammars(2, 10), Future[CompiledGrammar]()
+    owners = [Owner() for _ in range(5)]
+    for owner, name, size in zip(owners, "abcab", (4, 7, 6, 4, 6), strict=True):
+        held.hold(owner, (name, ""), done, size)
+    assert [held.get((name, "")) is done for name in "abc"] == [True, False, True]
+    owners.pop(0)
+    held.forget_ended()
+    assert len(held) == 2, "the other one of its name holds it"
+    owners.clear()
+    del owner
+    held.forget_ended()
+    assert len(held) == 0
+    held.hold(kept := Owner(), ("b", ""), done, 10)
+    assert held.get(("b", "")) is done
+    del kept
+
+
 def test_a_matcher_waits_for_no_queue(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a grammar was evicted between its `ready` and its admission."""
+    """As where a grammar that is not held was evicted between its `ready` and its admission."""
     store.opened()
     may_go_on, this = threading.Event(), threading.current_thread()
 
