@@ -26,6 +26,8 @@ from tests.support.grammar_engine import Substrings
 from tests.support.planted import plant
 from tests.support.sentence_pieces import load
 
+pytestmark = pytest.mark.sample(3)
+
 END = 256
 VOCABULARY = LLTokenizer(ByteVocabulary())  # type: ignore[arg-type] # it has what is asked of a wrapper
 COMPLETIONS = Completions(VOCABULARY, 10.0)

@@ -15,6 +15,8 @@ from scheduler.settings import SchedulerSettings
 from tests.model.test_parity import random_prompts
 from tests.support.engines import Rig, make_request, make_rig
 
+pytestmark = pytest.mark.sample(3)
+
 NEW = 10
 LENGTHS = [3, 17, 1, 9, 30, 5, 12, 2, 40, 7, 8, 21]
 BAD = 319  # in no prompt or output unless put there

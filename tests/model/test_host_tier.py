@@ -22,6 +22,8 @@ from tests.support.pages import exported
 from tests.support.planted import plant
 from tests.support.swaps import always_swap
 
+pytestmark = pytest.mark.sample(3)
+
 NEW = 10
 # None passes another, and `make_rig` makes no forecast: rows are preempted in each run alike.
 PIPELINED = SchedulerSettings(24, 4, 8, 2, backfill_time=0.0)

@@ -28,6 +28,8 @@ from tests.support.sentence_pieces import SETTINGS, load
 
 __all__ = ["llama"]  # a fixture
 
+pytestmark = pytest.mark.sample(3)
+
 ROOMY = SchedulerSettings(max_batched_tokens=512, max_sequences=128)
 NAMES = ["name", "age", "tags", "a_long_name_of_a_property", "naïve", "x", "name of it"]
 TEXTS = [

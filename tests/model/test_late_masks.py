@@ -24,6 +24,8 @@ from tests.support.grammar_engine import Substrings
 
 __all__ = ["llama", "searches_have_time"]  # fixtures
 
+pytestmark = pytest.mark.sample(3)
+
 VOCABULARY = LLTokenizer(Substrings(2000))  # type: ignore[arg-type] # it has what is asked
 FORCING = Forcing(VOCABULARY)
 END = VOCABULARY.eos_token

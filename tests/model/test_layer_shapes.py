@@ -44,6 +44,8 @@ from tests.support.pages import exported, imported, sizes_of
 from tests.support.planted import plant
 from tests.support.swaps import always_swap
 
+pytestmark = pytest.mark.sample(3)
+
 KINDS, NEW = "ssfsfs", 16
 SHAPES = [KVShape(1, 48, 48) if kind == "f" else KVShape(2, 16, 16) for kind in KINDS]
 WINDOWS = {"windows": 20, "no windows": 256}  # tokens; no sequence is longer than 256

@@ -11,6 +11,8 @@ from torch import Tensor
 from model.layers import ACTIVATIONS, LayerNorm, Linear, RMSNorm, gated, gelu, gelu_tanh, rms_norm, silu, soft_capped
 from model.rope import Rope, frequencies, rotate
 
+pytestmark = pytest.mark.sample(3)
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 ROWS = 300

@@ -23,6 +23,8 @@ from tests.support.engines import make_request, make_rig
 from tests.support.planted import plant
 from tests.support.rows_of_logits import LogitWatch
 
+pytestmark = pytest.mark.sample(3)
+
 WIDE = 4096  # ids, more than a layer is wide
 PROMPTS = random_prompts([1, 2, 7, 33, 16, 60], seed=3)
 SCHEDULES = {

@@ -28,6 +28,8 @@ from tests.support.engines import GROUPS, Rig, make_request, make_rig
 from tests.support.planted import plant
 from tests.support.swaps import always_swap
 
+pytestmark = pytest.mark.sample(3)
+
 PIPELINED = SchedulerSettings(24, 4, 8, 2, backfill_time=0.0)
 SCHEDULINGS = pytest.mark.parametrize("scheduling", [PLAIN, PIPELINED], ids=["one in flight", "two in flight"])
 

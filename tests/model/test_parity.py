@@ -17,6 +17,8 @@ from tests.support.checkpoints import greedy_ids, write_llama
 from tests.support.engines import Rig, make_request, make_rig
 from tests.support.examples import examples
 
+pytestmark = pytest.mark.sample(3)
+
 NEW = 24
 ENDLESS = QueueLimits(requests=1000, pools_of_tokens=1e9, wait=1e9)  # the queue refuses no request
 

@@ -10,6 +10,8 @@ from scheduler.settings import SCHEDULING_POLICIES, SchedulerSettings
 from tests.model.test_parity import ENDLESS, NEW, TOGETHER, bits_of, random_prompts, tokens_of
 from tests.support.engines import Rig, make_request, make_rig
 
+pytestmark = pytest.mark.sample(3)
+
 PROMPTS = random_prompts([30, 22, 41, 9, 17, 12])
 ASKED = [(0, "a", 2), (0, "b", 2), (0, "a", 1), (6, "c", -1), (9, "b", -2), (12, "c", 0)]  # turn, tenant, priority
 

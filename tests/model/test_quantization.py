@@ -48,6 +48,8 @@ from tests.support.engines import Rig, make_request, make_rig
 from tests.support.marks import few
 from tests.support.planted import plant
 
+pytestmark = pytest.mark.sample(3)
+
 CPU = torch.device("cpu")
 Floats = NDArray[np.float32]
 

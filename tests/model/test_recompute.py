@@ -11,6 +11,8 @@ from tests.model.test_parity import ENDLESS, random_prompts
 from tests.support.checkpoints import greedy_ids, write_llama, write_ministral
 from tests.support.engines import Rig, make_request, make_rig
 
+pytestmark = pytest.mark.sample(3)
+
 LENGTHS = [1, 5, 16, 17, 40]
 NEW = 20
 MODELS = {

@@ -28,6 +28,8 @@ from tests.support.examples import examples
 from tests.support.planted import plant
 from tests.support.sentence_pieces import SETTINGS, library, load, trained, write
 
+pytestmark = pytest.mark.sample(3)
+
 NAMES = ("<s>", "</s>", "<unk>", "<pad>", "<eos>", "<bos>", "<mask>", "[INST]", "[/INST]", "<x>", "<start_of_turn>")
 ADDED = {"<pad>": 700, "<|im|>": 701, "ab": 702, "<|im|>x": 703}
 ATOMS = (

@@ -9,6 +9,8 @@ from scheduler.settings import SchedulerSettings
 from tests.model.test_parity import BOTH, CHUNKED, PIPELINED, TIGHT, random_prompts
 from tests.support.engines import Rig, key_of, make_request, make_rig
 
+pytestmark = pytest.mark.sample(3)
+
 COUNT, NEW, PAGE = 4, 20, 4
 PROMPTS = random_prompts([1, 3, 4, 15, 16, 17, 40])
 SAMPLED = {"temperature": 1.0, "seed": 5}

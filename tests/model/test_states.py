@@ -27,6 +27,8 @@ from tests.support.engines import Rig, make_request, make_rig
 from tests.support.planted import plant
 from tests.support.swaps import always_swap
 
+pytestmark = pytest.mark.sample(3)
+
 NARROW = SchedulerSettings(max_sequences=4, max_batched_tokens=27, prefill_chunk=13)
 NEW = 20
 FIRST, *OTHERS = ALIKE

@@ -39,6 +39,8 @@ from tests.support.planted import plant
 
 __all__ = ["llama", "searches_have_time"]  # fixtures
 
+pytestmark = pytest.mark.sample(3)
+
 STOP, OTHER = 300, 301  # ids that no token of text has
 VOCABULARY = tokenizer().vocabulary(320, (END,))
 FORCING = Forcing(VOCABULARY)

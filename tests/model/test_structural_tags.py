@@ -23,6 +23,8 @@ from tests.support.examples import examples
 from tests.support.planted import plant
 from tests.support.tagged_text import END_TOKEN, NotTagged, Tagged, Writer
 
+pytestmark = pytest.mark.sample(3)
+
 BYTES = LLTokenizer(ByteVocabulary())  # type: ignore[arg-type] # it has what is asked of a wrapper
 COMPLETIONS = Completions(BYTES, 10.0)
 CITY = {

@@ -229,7 +229,7 @@ def shortest(backend: str) -> int:
     return len(path)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("drawing", DRAWN)
 @pytest.mark.parametrize("ahead", [False, True], ids=["host draws", "device draws"])
 @pytest.mark.parametrize("batched", [False, True])

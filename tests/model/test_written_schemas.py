@@ -19,6 +19,8 @@ from llguidance import LLMatcher, LLTokenizer
 from model.inputs.grammars import ByteVocabulary, GrammarRefused, grammar_of, limits, try_grammar
 from tests.model.written_schemas import SCHEMAS, Written
 
+pytestmark = pytest.mark.sample(3)
+
 END = ByteVocabulary.eos_token_id
 TOKENS = LLTokenizer(ByteVocabulary())  # type: ignore[arg-type] # it has what is asked of a wrapper
 CLOSERS = frozenset(b'}]"')

@@ -25,6 +25,8 @@ from tests.scheduler.workloads import Arrival, Workload, make_layout, make_reque
 from tests.support.examples import examples
 from tests.support.planted import plant
 
+pytestmark = pytest.mark.sample(3)
+
 
 def run(workload: Workload, jumps: int, drafts: int = 0, jump_forward: bool = True) -> Scheduler:
     """Runs the workload with an executor that offers up to `jumps` tokens a draw, under the laws of `play`."""

@@ -19,6 +19,8 @@ from tests.scheduler.workloads import Arrival, Workload, make_layout, make_reque
 from tests.support.examples import examples
 from tests.support.planted import plant, planted
 
+pytestmark = pytest.mark.sample(3)
+
 
 class PlannedAnew(DominantShare):
     """The default policy. Each step gets a new array of it, so that none is taken to go on as the one before it."""

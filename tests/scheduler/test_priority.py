@@ -32,6 +32,8 @@ from tests.scheduler.trace import plan_bytes
 from tests.scheduler.workloads import Workload, workloads
 from tests.support.examples import examples
 
+pytestmark = pytest.mark.sample(3)
+
 AGEINGS = (2.0, 0.0, 0.5, 3.25)  # seconds a level; a turn takes a second
 
 

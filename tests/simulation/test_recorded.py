@@ -24,6 +24,8 @@ from tests.scheduler.workloads import PATIENT, SECRET, Workload, make_layout, ma
 from tests.support.examples import examples
 from tests.support.planted import plant
 
+pytestmark = pytest.mark.sample(3)
+
 SHORT = SchedulerSettings(max_batched_tokens=128, max_sequences=16)
 FINISHED = (EndReason.STOP, EndReason.LENGTH)
 

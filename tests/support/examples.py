@@ -7,7 +7,7 @@ Every run of the suite draws other examples, so the laws are searched on with ea
 from hypothesis import settings
 
 QUICK, THOROUGH = "quick", "thorough"
-SHARE = 4  # one example of this number is drawn in a quick run
+SHARE = 8  # one example of this number is drawn in a quick run
 
 UNSAID = 100  # examples of a law that names no number, in a run with the profile THOROUGH
 

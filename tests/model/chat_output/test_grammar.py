@@ -24,6 +24,8 @@ from scheduler.tools import Choice, Tool, ToolUse
 from tests.model.chat_output.test_parser import form_of, parsed
 from tests.support.written_calls import CALLS, SCHEMAS, SINGLE, WRITTEN
 
+pytestmark = pytest.mark.sample(3)
+
 
 def tools(strict: bool = True, choice: Choice = Choice.AUTO, **more: Any) -> ToolUse:
     made = (Tool(name, parameters=json.dumps(schema), strict=strict) for name, schema in SCHEMAS.items())

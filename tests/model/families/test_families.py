@@ -17,6 +17,8 @@ from tests.model.test_parity import BOTH, CHUNKED, PIPELINED, Schedule, bits_of,
 from tests.support.engines import Rig, make_request, make_rig
 from tests.support.marks import few
 
+pytestmark = pytest.mark.sample(3)
+
 KINDS = {
     "llama", "gpt2", "gemma2", "phi", "opt-post-norm", "olmo2", "qwen3-moe", "qwen3.5", "gpt-oss", "deepseek-v3",
     "granite-hybrid", "lfm2", "nemotron-h", "falcon-h1",

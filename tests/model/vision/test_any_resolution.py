@@ -40,6 +40,8 @@ from tests.model.vision.pictures import encoded, picture
 from tests.support.engines import Rig, key_of, make_rig
 from tests.support.planted import plant
 
+pytestmark = pytest.mark.sample(3)
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 Bits = list[dict[int, bytes]]
 

@@ -28,6 +28,8 @@ from tests.model.vision.pictures import encoded, picture
 from tests.support.image_chats import BLIND, CAPITALS, CONVERSATIONS, EITHER, IMAGE, TEMPLATES, Messages, turn
 from tests.support.image_chats import text as words
 
+pytestmark = pytest.mark.sample(3)
+
 LIMITS = Limits(vocabulary=420, context=1024, pool_tokens=4096, sequences=8)
 SIZES = ((32, 32), (70, 40), (20, 90))
 

@@ -12,6 +12,8 @@ from model.errors import CheckpointError
 from model.multimodal import IDEFICS3, LLAVA, PALIGEMMA, SMOLVLM, TEXTS, TOWERS, TowerShape
 from model.vision_families import KINDS
 
+pytestmark = pytest.mark.sample(3)
+
 CLASSES = {
     PALIGEMMA: hf.PaliGemmaConfig, LLAVA: hf.LlavaConfig, IDEFICS3: hf.Idefics3Config, SMOLVLM: hf.SmolVLMConfig,
 }  # fmt: skip

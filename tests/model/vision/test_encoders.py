@@ -18,6 +18,8 @@ from tests.model.vision.cases import BY_NAME, CASES, CAUSAL, Case
 from tests.model.vision.conftest import Shelf
 from tests.model.vision.pictures import picture
 
+pytestmark = pytest.mark.sample(3)
+
 SIZES = ((32, 32), (70, 110), (110, 60), (20, 90))
 NEAR = 1e-5  # of the largest value
 

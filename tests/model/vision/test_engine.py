@@ -16,6 +16,8 @@ from tests.model.vision.seen import BOTH_WAYS, NEW, SIZES, TEXTS, Seen
 from tests.support.engines import Rig, key_of, make_rig
 from tests.support.marks import few
 
+pytestmark = pytest.mark.sample(3)
+
 CONTEXT = 1024
 RECURRENT = [case for case in CAUSAL if case.name.startswith("qwen3.5")]
 """They are preempted in `tests/model/families`: a state takes more pages than what this pool lacks."""

@@ -24,6 +24,8 @@ from tests.model.vision.conftest import Shelf
 from tests.model.vision.pictures import picture
 from tests.model.vision.test_encoders import near
 
+pytestmark = pytest.mark.sample(3)
+
 PROMPT, IMAGE = "the <image> cat", picture(50, 90)
 
 

@@ -27,6 +27,8 @@ from tests.model.vision.conftest import Shelf, load_inputs
 from tests.model.vision.pictures import picture
 from tests.model.vision.test_tiles import normalised
 
+pytestmark = pytest.mark.sample(3)
+
 SIZES = (
     (1, 1), (1, 7), (8, 8), (31, 33), (70, 110), (110, 70), (20, 150), (200, 200), (5, 500), (64, 32), (100, 4000),
     (4000, 100), (3, 600), (777, 31),

@@ -33,6 +33,8 @@ from tests.model.vision.test_tiles import normalised
 from tests.support.engines import make_rig
 from tests.support.image_chats import CONVERSATIONS
 
+pytestmark = pytest.mark.sample(3)
+
 each = pytest.mark.parametrize("published", PUBLISHED, ids=str)
 
 

@@ -18,6 +18,8 @@ from scheduler.invalid import InvalidRequest
 from scheduler.settings import ImageLimits
 from tests.model.vision.pictures import encoded, picture
 
+pytestmark = pytest.mark.sample(3)
+
 LIMITS = ImageLimits()
 
 

@@ -27,6 +27,8 @@ from tests.model.vision.pictures import encoded, picture
 from tests.model.vision.test_chat import LIMITS
 from tests.model.vision.test_encoders import near
 
+pytestmark = pytest.mark.sample(3)
+
 SIZES = ((32, 32), (50, 90), (90, 50), (20, 300), (200, 180), (5, 7))
 WITH_TOKEN = [name for name in nano.VERSIONS if name != "plain"]
 TILED = [name for name in WITH_TOKEN if name != "square"]

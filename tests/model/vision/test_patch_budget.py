@@ -20,6 +20,8 @@ from tests.model.vision.pictures import picture
 from tests.model.vision.test_grids import changed
 from tests.model.vision.test_tiles import normalised
 
+pytestmark = pytest.mark.sample(3)
+
 SIZES = ((1, 1), (8, 8), (31, 33), (70, 110), (110, 70), (20, 150), (200, 200), (5, 250), (64, 32), (100, 4000))
 OURS = [case for case in CASES if case.name.startswith("gemma4")]
 

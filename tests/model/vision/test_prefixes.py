@@ -16,6 +16,8 @@ from tests.model.vision.conftest import Shelf
 from tests.model.vision.seen import Seen
 from tests.support.engines import Rig, make_rig
 
+pytestmark = pytest.mark.sample(3)
+
 CONTEXT, ROWS = 64, 4
 STEPS = SchedulerSettings(max_batched_tokens=CONTEXT + ROWS, max_sequences=ROWS)  # two prompts at most fit in a step
 TIGHT = {"page_size": 1, "pool_tokens": 80}

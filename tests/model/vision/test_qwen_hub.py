@@ -14,6 +14,8 @@ import transformers as hf
 from model.config import read_config
 from model.qwen_vl import GridShape, read_grid_shape
 
+pytestmark = pytest.mark.sample(3)
+
 TOKENS = {"image_token_id": 151655, "video_token_id": 151656, "vision_start_token_id": 151652,
           "vision_end_token_id": 151653}  # fmt: skip
 FLAT = {

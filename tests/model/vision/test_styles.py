@@ -19,6 +19,8 @@ from tests.model.vision.cases import BY_NAME, CASES, GRIDS, QWEN, Case
 from tests.model.vision.conftest import Shelf, load_decoder
 from tests.model.vision.pictures import picture
 
+pytestmark = pytest.mark.sample(3)
+
 
 def both(*changes: tuple[str, str]) -> Callable[[Tensors], Tensors]:
     """One renaming after the other."""

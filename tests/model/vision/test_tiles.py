@@ -23,6 +23,8 @@ from tests.model.vision.conftest import Shelf, load_inputs
 from tests.model.vision.forward import encode
 from tests.model.vision.pictures import picture
 
+pytestmark = pytest.mark.sample(3)
+
 SIZES = ((32, 32), (31, 33), (70, 110), (110, 70), (20, 150), (150, 20), (200, 200), (5, 7), (1, 1), (64, 32), (33, 97))
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)

@@ -33,6 +33,8 @@ from tests.model.weight_formats.statements import round_rows
 from tests.model.weight_formats.test_groups import bits, divided, linears
 from tests.support.engines import make_request, make_rig
 
+pytestmark = pytest.mark.sample(3)
+
 TOKEN = {"num_bits": 8, "strategy": "token", "dynamic": True, "symmetric": True}
 STATIC = {"num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
 GROUPS = {"num_bits": 8, "strategy": "group", "group_size": 16, "dynamic": True, "symmetric": True}

@@ -40,6 +40,8 @@ from tests.model.weight_formats.test_groups import bits, divided, linears
 from tests.model.weight_formats.unpacking import check, draw, runs, stored
 from tests.support.marks import few
 
+pytestmark = pytest.mark.sample(3)
+
 CPU = torch.device("cpu")
 SCHEMES = {
     "llama-biases": Scheme(32, version="gemm"),

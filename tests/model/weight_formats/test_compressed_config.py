@@ -23,6 +23,8 @@ from tests.model.weight_formats.recipes import (
     W8_CHANNEL,
 )
 
+pytestmark = pytest.mark.sample(3)
+
 
 def opened(values: dict[str, Any]) -> CompressedTensors:
     return CompressedTensors(Fields(Path("config.json"), values))

@@ -28,6 +28,8 @@ from tests.model.weight_formats.compressed import Recipe, compress, config_of
 from tests.model.weight_formats.recipes import FP8_BLOCK, INT8, RECIPES, W4, W8_CHANNEL
 from tests.model.weight_formats.test_groups import linears
 
+pytestmark = pytest.mark.sample(3)
+
 # The library has dropped actorder "group", which its earlier versions wrote.
 WRITTEN = [recipe for recipe in RECIPES if recipe.actorder != "group"]
 OUT, WIDTH = 40, 96

@@ -49,6 +49,8 @@ from tests.model.weight_formats.test_group_kernels import run
 from tests.model.weight_formats.test_groups import bits, divided, linears
 from tests.support.marks import few
 
+pytestmark = pytest.mark.sample(3)
+
 CPU = torch.device("cpu")
 CASES: dict[str, tuple[str, tuple[Recipe, ...]]] = {
     "biases": ("llama-biases", (W4,)),

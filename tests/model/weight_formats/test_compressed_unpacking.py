@@ -21,6 +21,8 @@ from tests.model.weight_formats.compressed import Recipe, config_of, stored
 from tests.model.weight_formats.recipes import FP8_BLOCK, INT8, RECIPES, W4, W4_ORDER, W4_ZEROS
 from tests.support.planted import plant
 
+pytestmark = pytest.mark.sample(3)
+
 
 def in_memory(weight: Tensor, recipe: Recipe) -> tuple[GroupFormat, StoredWeight, Tensor]:
     """The format, a linear as it would be read, and what it stands for."""

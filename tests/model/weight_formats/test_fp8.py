@@ -40,6 +40,8 @@ from tests.model.weight_formats.stated import Stated, state
 from tests.model.weight_formats.test_groups import bits, divided, linears
 from tests.support.marks import few
 
+pytestmark = pytest.mark.sample(3)
+
 CPU = torch.device("cpu")
 STATIC = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
 

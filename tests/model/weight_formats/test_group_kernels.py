@@ -19,6 +19,8 @@ from tests.support.checkpoints import write_llama
 from tests.support.engines import Rig, make_request, make_rig
 from tests.support.kernels import the_machine
 
+pytestmark = pytest.mark.sample(3)
+
 NEW = 6
 FORMATS = {"gptq": gptq.twins_of, "awq": awq.twins_of}
 CASES = [

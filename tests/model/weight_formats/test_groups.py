@@ -41,6 +41,8 @@ from tests.support.checkpoints import write_llama
 from tests.support.engines import make_request, make_rig
 from tests.support.marks import few
 
+pytestmark = pytest.mark.sample(3)
+
 CPU = torch.device("cpu")
 SIZES = {"qwen3-moe": 8, "gpt-neox": 32, "llama-biases": 32, "phi3": 32, "gpt2": 32, "mixtral": 32, "gemma2": 32}
 """Inputs of a group, by case: 40 columns of an expert are in groups of 8."""

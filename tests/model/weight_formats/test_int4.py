@@ -34,6 +34,8 @@ from tests.support.engines import make_request, make_rig
 from tests.support.examples import examples
 from tests.support.planted import plant
 
+pytestmark = pytest.mark.sample(3)
+
 IN_8_BITS = re.compile(r"lm_head\.weight|embed_out\.weight|embed_in\.|embed_tokens\.|wte\.")
 CASES = ("llama", "llama-tied", "gpt2", "mixtral", "phi3", "gpt-neox")
 

@@ -13,6 +13,8 @@ from model.fields import Fields
 from model.weight_formats.modules import MOST_RULES, in_layer, is_within, read_names, read_rules, rule_of
 from model.weight_formats.registry import STORED
 
+pytestmark = pytest.mark.sample(3)
+
 PATH = Path("config.json")
 SCHEMES = {"gptq": Scheme(32), "awq": Scheme(32, version="gemm")}
 KEYS = (

@@ -20,6 +20,8 @@ from tests.model.weight_formats.recipes import FP8_BLOCK, INT8_ZEROS, W4_ZEROS, 
 from tests.model.weight_formats.test_activations import FP8_STATIC, W8A8
 from tests.model.weight_formats.test_groups import linears
 
+pytestmark = pytest.mark.sample(3)
+
 DTYPES = (
     torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool, torch.float64, torch.float32, torch.float16,
     torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu,

@@ -34,6 +34,8 @@ from tests.model.families.styles import edit_config, edit_tensors, fused_experts
 from tests.model.test_weights import load_it
 from tests.model.weight_formats.test_groups import bits
 
+pytestmark = pytest.mark.sample(3)
+
 CPU = torch.device("cpu")
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
 EXPERTS = re.compile(r".*\.experts\.(gate_up|down)_proj")

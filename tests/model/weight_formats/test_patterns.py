@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from model.weight_formats.patterns import NamePattern
 
+pytestmark = pytest.mark.sample(3)
+
 CHARACTERS = st.sampled_from(["a", "b", "0", r"\.", ".", r"\d", r"\w", "[ab]", "[^a.]", "[0-9a]", r"[\d.]"])
 TIMES = st.sampled_from(["", "", "*", "+", "?", "{2}", "{1,}", "{0,2}", "*?", "{1,3}?"])
 

@@ -8,6 +8,8 @@ from model.tensors import in_halves, runs_of
 from model.weight_formats.plain import plain_weight
 from model.weight_formats.stored import Axis, StoredTensor, StoredWeight
 
+pytestmark = pytest.mark.sample(3)
+
 
 def numbered(*shape: int) -> torch.Tensor:
     return torch.arange(torch.Size(shape).numel()).view(shape)
