@@ -258,7 +258,7 @@ class CacheManager:
             rows: [n] int32 distinct rows.
             ends: [n] int32. Position after the last one that the row writes.
         """
-        due = -(-ends // self.layout.page_size) - 1
+        due = (ends - 1) // self.layout.page_size
         if self._states or np.count_nonzero(self.tables.held[:, rows] != due):  # states take pages at other times
             return False
         return not np.count_nonzero(self.forked[rows])

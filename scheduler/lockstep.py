@@ -22,7 +22,7 @@ class Lockstep:
     """Plans steps of rows in lockstep: a fast path of `Scheduler.schedule`, to the same plans.
 
     Attributes:
-        decoding: The rows that are in lockstep after the last plan; None without any.
+        decoding: The rows that the last plan moved on in lockstep; None without any.
         steps: Steps that this fast path has planned.
     """
 
@@ -39,7 +39,8 @@ class Lockstep:
         self._running, self._rows, self._queue = running, running.rows, running.queue
         self._cache, self._admission, self._policy = cache, admission, policy
         self._excluded = drafts or settings.recompute
-        self._planned: Index | None = None  # rows that the last step was planned for, one by one
+        # Rows that the last step was planned for one by one, with its slices and logits.
+        self._planned: tuple[Index, Index, Index] | None = None
         self.decoding: DecodingRows | None = None
         self.steps = 0
 
@@ -49,8 +50,9 @@ class Lockstep:
         Returns:
             The step and its logits, as in the plan; None where no rows are in lockstep, or are no longer.
         """
-        decoding, self.decoding = self.decoding, None
-        if decoding is None or not decoding.steps_left:
+        decoding, planned = self.decoding, self._planned
+        self.leave()
+        if decoding is None and planned is None:
             return None
         # Legal where no row gives way and `Admission.admit` would change nothing. Searches may suspend rows: steps of
         # theirs are planned anew.
@@ -59,8 +61,12 @@ class Lockstep:
         )
         if may_admit or self._admission.isolated is not None or self._running.beams:
             return None
+        rows = self._policy.running(self._rows, now)
+        # Found out here, not once a step is planned: where rows come and go with each step, it would not pay.
+        if planned is not None and planned[0] is rows:
+            decoding = DecodingRows.of(self._rows, self._cache, *planned)
         # The very array: had a row come or left, or the order changed, the policy would have returned another.
-        if self._policy.running(self._rows, now) is not decoding.rows:
+        if decoding is None or decoding.rows is not rows or not decoding.steps_left:
             return None
         due = decoding.due
         if len(due) and not self._cache.grow_by_page(decoding.rows[due]):
@@ -84,11 +90,13 @@ class Lockstep:
         return flown, decoding.logits
 
     def planned(self, rows: Index, plan: StepPlan) -> None:
-        """Finds out whether rows go on in lockstep after a step that was planned for them one by one."""
-        # Not before their second step: where rows come and go with each, it would not pay.
-        before, self._planned = self._planned, rows
-        if rows is before and not self._excluded and not self._running.beams:
-            self.decoding = DecodingRows.of(self._rows, self._cache, rows, plan.slices, plan.logits)
+        """Notes a step that was planned one by one for these rows, which may go on in lockstep after it."""
+        if len(rows) == len(plan.slices) == len(plan.logits) and not self._excluded:
+            self._planned = rows, plan.slices, plan.logits
+
+    def leave(self) -> None:
+        """Ends lockstep: the next step is planned one by one."""
+        self.decoding = self._planned = None
 
 
 class DecodingRows:
@@ -115,30 +123,30 @@ class DecodingRows:
         scheduled = running.scheduled[self.drawing]
         # The last token of an output is never computed.
         self.steps_left = int((running.max_length[self.drawing] - 1 - scheduled).min())
-        self._further = np.zeros_like(slices)
+        self._further = np.zeros(slices.shape, np.int32)
         self._further[:, 1] = 1
         # A row needs a page in every `page_size`-th step. Sorted by the first such step, those of one step are a run.
         self._page_size, self._steps = page_size, 0
         first = -scheduled % page_size
-        self._order = np.argsort(first, kind="stable")
-        self._ends = np.searchsorted(first[self._order], np.arange(page_size), side="right").tolist()
+        self._order = first.argsort(kind="stable")
+        self._ends = first[self._order].searchsorted(np.arange(page_size), side="right").tolist()
 
     @staticmethod
     def of(running: Rows, cache: CacheManager, rows: Index, slices: Index, logits: Index) -> "DecodingRows | None":
         """Finds out whether rows go on in lockstep.
 
         Args:
-            running: State of the rows, after the step was planned.
+            running: State of the rows, after the step was planned and before the next one.
             cache: Their pages.
             rows: [n] int32. Rows in use, as the policy returned them for the step.
             slices: [n, 3] int32. As in the step's plan.
             logits: [m, 2] int32. As in the step's plan.
         """
         decodes = len(rows) == running.used == len(slices) == len(logits) and not np.count_nonzero(slices[:, 2] != 1)
-        if not decodes or not np.array_equal(slices[:, 0], rows):
+        if not decodes or np.count_nonzero(slices[:, 0] != rows):
             return None
         size, ends = cache.layout.page_size, slices[:, 1] + 1
-        own_pages = cache.lack_a_page(rows, -(-ends // size) * size + size)  # no page but those of its tokens
+        own_pages = cache.lack_a_page(rows, ends + size)  # no page but those of its tokens
         anew = np.count_nonzero(running.lost[rows] > ends)  # tokens that `Counters.recomputed` is to count
         return DecodingRows(running, rows, slices, logits, size) if own_pages and not anew else None
 

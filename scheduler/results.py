@@ -71,7 +71,7 @@ class Results:
         rows, size, slices = self.rows, self.cache.layout.page_size, flown.slices
         if flown.filling is not None:
             # Legal: all other full pages are published. One that was not, since a step in flight held it, was tried
-            # again with the steps before the first in lockstep, when no step from before these was in flight.
+            # again with the step before the first in lockstep, when no step from before that one was in flight.
             if not len(flown.filling):
                 return
             slices = slices.take(flown.filling, axis=0)

@@ -330,7 +330,7 @@ class Scheduler:
                 self._audit()
             new, parts = self._results.take(flown, result)
             if self._running.jumps or self._running.sitting_out:
-                self.lockstep.decoding = None
+                self.lockstep.leave()
         new = new or NewTokens.none()
         ends, stats = self._attempts.take_ends(), self.stats()
         return StepOutputs(
