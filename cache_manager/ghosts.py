@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from cache_manager.block_hash import BlockHash
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, see `scheduler.events.EngineStats`
 class Ghost:
     """Pages of a run that were evicted together, from `start` on.
 

@@ -147,7 +147,9 @@ class ReuseAware:
             if oldest is None or newest is None:  # both: the heaps have the same offered nodes
                 del self._queues[kind]
                 continue
-            candidates += [(*entry, kind) for entry in ((oldest,) if oldest == newest else (oldest, newest))]
+            candidates.append((*oldest, kind))
+            if newest != oldest:
+                candidates.append((*newest, kind))
         node = self._chosen = self._victim(candidates)
         self._offered.remove(node)
         return self._runs.tail(node, most)

@@ -99,9 +99,11 @@ class NodeRuns:
         except IndexError:  # nodes that no run has had so far, which is rare
             self._widen(int(nodes.max()) + 1)
             numbers = self._number_of[nodes]
-        (last,) = (numbers[1:] != numbers[:-1]).nonzero()  # of each stretch but the last one
-        stretches, start = list[Stretch](), 0
-        for end in [*(last + 1).tolist(), len(nodes)]:
+        stretches, start, ends = list[Stretch](), 0, [len(nodes)]
+        if len(nodes) > 1:  # not so in most evictions for decoding rows
+            (last,) = (numbers[1:] != numbers[:-1]).nonzero()  # of each stretch but the last one
+            ends = [*(last + 1).tolist(), len(nodes)]
+        for end in ends:
             run = self._runs.get(numbers.item(start))
             stretches.append(Stretch(run, start, end))
             if run is not None:

@@ -78,9 +78,12 @@ class PageTables:
             [n] int32. Index of each row's entry, the same in all groups.
         """
         places = rows.astype(np.intp)  # else numpy converts them at each use
-        indices = self.held[0, places]
-        self._widen(int(indices.max()) + 1)
-        self.pages[:, places, indices] = pages
+        indices = self.held[0][places]
+        try:
+            self.pages[:, places, indices] = pages
+        except IndexError:  # a table longer than any before it: numpy has checked all places before it writes
+            self._widen(int(indices.max()) + 1)
+            self.pages[:, places, indices] = pages
         self.held[:, places] = indices + 1
         self._more(pages.size)
         return indices

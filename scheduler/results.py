@@ -81,10 +81,10 @@ class Results:
         full = computed // size
         (filled,) = (full > self.cache.published.count[row]).nonzero()
         if len(filled):
-            self._name(slices[filled, 0], full[filled])
+            self._name(row[filled], full[filled])
         self.cache.slide(row, computed)
 
-    def _name(self, filled: Index, full: Index) -> None:
+    def _name(self, filled: Places, full: Index) -> None:
         """Hashes and publishes full pages. filled: [n] rows with unpublished ones. full: [n] full pages of each."""
         rows, size = self.rows, self.cache.layout.page_size
         rows.hash_next(filled, full, size)

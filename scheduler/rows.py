@@ -292,13 +292,13 @@ class Rows:
             start, end = hashed - len(prompt), computed - len(prompt)
             sequence.chain.extend(np.concatenate((prompt[hashed:computed], outputs[max(start, 0) : max(end, 0)])))
 
-    def hash_next(self, rows: Index, full: Index, page_size: int) -> None:
+    def hash_next(self, rows: Places, full: Index, page_size: int) -> None:
         """Hashes the last full page of each of several rows, whose earlier pages are hashed already.
 
         A fast path of `hash_pages` for decoding rows. Rows with other pages to hash are left to it.
 
         Args:
-            rows: [n] int32.
+            rows: [n] intp.
             full: [n] int32. Full pages of each row.
             page_size: Tokens of a page.
         """
