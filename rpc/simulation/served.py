@@ -87,10 +87,10 @@ class Ledger:
         """
         firsts = gaps = NOTHING
         if len(outputs.attempts):
+            before = self._counted_before[0]  # these have had a token
             requests, counts = self._counted(outputs)
             gaps = now - self.last[requests]
-            fresh = np.isnan(gaps)
-            if np.count_nonzero(fresh):
+            if requests is not before and np.count_nonzero(fresh := np.isnan(gaps)):
                 self.first[requests[fresh]] = now
                 firsts, gaps = now - self.came[requests[fresh]], gaps[~fresh]
             self._gaps.append(gaps)
