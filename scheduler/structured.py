@@ -6,7 +6,7 @@ could not be completed any more. `model.structured` keeps it.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.invalid import InvalidRequest, require, require_several
@@ -30,6 +30,7 @@ class Structured:
 
     kind: str
     text: str = ""
+    _tags: StructuralTags | None = field(init=False, repr=False, compare=False, default=None)  # read once
 
     def __post_init__(self) -> None:
         require(self.kind in KINDS, FIELD, self.kind, f"must be one of {', '.join(KINDS)}")
@@ -40,11 +41,14 @@ class Structured:
         if self.kind != JSON_OBJECT:
             require(self.text != "", self.path, self.text, "must not be empty")
         if self.kind == STRUCTURAL_TAG:
-            self.tags()
+            object.__setattr__(self, "_tags", read_tags(self.text, self.path))
 
+    @property
     def tags(self) -> StructuralTags:
-        """Returns structural tags, of a constraint of that kind. Raises InvalidRequest."""
-        return read_tags(self.text, self.path)
+        """Structural tags, of a constraint of that kind. Raises TypeError for another kind."""
+        if self._tags is None:
+            raise TypeError(f"a constraint of the kind {self.kind} has no structural tags")
+        return self._tags
 
     @property
     def path(self) -> str:

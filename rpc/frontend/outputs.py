@@ -83,7 +83,7 @@ class Outputs:
             return
         ends = [self.special[i] for i in self.ends if self.special.get(i)]
         hides = bool(spec.stopping.stop) and spec.output.skip_special_tokens
-        for tag in structured.tags().tags:
+        for tag in structured.tags.tags:
             for name, text in (("begin", tag.begin), ("end", tag.end)):
                 if hides and any(special and special in text for special in self.special.values()):
                     says = f"needs output.skip_special_tokens false beside the special tokens of {tag.place}.{name}"
@@ -151,7 +151,7 @@ class Outputs:
         """Returns what an output must be with marks of the special tokens that structural tags have."""
         if structured is None or structured.kind != STRUCTURAL_TAG:
             return form
-        tags = structured.tags().tags
+        tags = structured.tags.tags
         marks = self.form.marks.more(self.special, [text for tag in tags for text in (tag.begin, tag.end)])
         special = {char: self.special[i] for char, i in marks.items()}
         return replace(form, ids={**form.ids, **marks}, special=special)
@@ -201,7 +201,7 @@ class Outputs:
         if isinstance(constraint, OutputConstraint):
             form = OutputForm.of_text(constraint.text)
         if structured is not None and structured.kind == STRUCTURAL_TAG:
-            ends = tuple(form.marked(tag.end) for tag in structured.tags().tags)
+            ends = tuple(form.marked(tag.end) for tag in structured.tags.tags)
         marks = {token: mark for mark, token in form.ids.items()}
         content: Constraint | None = structured
         if isinstance(constraint, OutputConstraint) and structured is not None and structured.kind != STRUCTURAL_TAG:

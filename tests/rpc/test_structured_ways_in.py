@@ -115,7 +115,7 @@ def test_vllms_structural_tags_in_response_format() -> None:
     older = {"structures": TAGS["structures"], "triggers": TAGS["triggers"]}
     made = spec_from(chat_spec(chat({"type": "structural_tag", **older}))).structured
     assert made is not None
-    assert made.tags() == WANTED["structural_tag"].tags()
+    assert made.tags == WANTED["structural_tag"].tags
     content = {"type": "regex", "pattern": "a+"}
     newer = {"type": "triggered_tags", "triggers": ["<"], "tags": [{"begin": "<a>", "content": content, "end": "</a>"}]}
     asked = chat({"type": "structural_tag", "format": newer})
@@ -142,7 +142,7 @@ def test_text_format_of_responses() -> None:
         chat_spec(read_responses({"input": "x", "text": {"format": {"type": "structural_tag", **older}}}))
     ).structured
     assert made is not None
-    assert made.tags() == WANTED["structural_tag"].tags()
+    assert made.tags == WANTED["structural_tag"].tags
     assert translated("structured_output.structural_tag.format.tags[0].end", names_of(asked)) == (
         "text.format.format.tags[0].end"
     )

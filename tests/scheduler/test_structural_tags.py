@@ -42,21 +42,21 @@ def test_both_forms_give_the_same_tags() -> None:
 @pytest.mark.parametrize("form", [OLDER_FORM, NEWER_FORM])
 def test_they_are_an_object_or_json(form: Any) -> None:
     assert Structured.structural_tag(form) == Structured.structural_tag(json.dumps(form))
-    assert Structured.structural_tag({key: form[key] for key in form if key != "type"}).tags()
+    assert Structured.structural_tag({key: form[key] for key in form if key != "type"}).tags
 
 
 def test_a_schema_may_be_json_too_and_neutral_values_say_nothing() -> None:
     plain = {"type": "json_schema", "json_schema": json.dumps(SCHEMA), "style": "json", "any_order": False}
-    tags = Structured.structural_tag(content(**plain) | {"type": "structural_tag"}).tags()
-    assert tags == Structured.structural_tag(NEWER_FORM).tags()
-    assert Structured.structural_tag(newer(excludes=[])).tags() == tags
-    flags = Structured.structural_tag(newer(at_least_one=True, stop_after_first=True)).tags()
+    tags = Structured.structural_tag(content(**plain) | {"type": "structural_tag"}).tags
+    assert tags == Structured.structural_tag(NEWER_FORM).tags
+    assert Structured.structural_tag(newer(excludes=[])).tags == tags
+    flags = Structured.structural_tag(newer(at_least_one=True, stop_after_first=True)).tags
     assert (flags.at_least_one, flags.stop_after_first) == (True, True)
 
 
 def test_of_triggers_that_begin_alike_the_shorter_counts() -> None:
     tags = [TAG, TAG | {"begin": "<form>"}]
-    made = Structured.structural_tag(older(structures=tags, triggers=["<f=", "<f", "<f"])).tags()
+    made = Structured.structural_tag(older(structures=tags, triggers=["<f=", "<f", "<f"])).tags
     assert [tag.trigger for tag in made.tags] == ["<f", "<f"]
 
 
