@@ -104,7 +104,8 @@ class GrammarChecker:
     def complete_ends(self, constraint: Constraint, text: str, ends: Sequence[int]) -> list[int]:
         """Returns which beginnings of a text are complete outputs. Answers are not cached: each is of one output.
 
-        The process is asked in slices of the text, between which it answers others. Each has `SECONDS`.
+        The process is asked once for each slice of the text that has ends, and answers others meanwhile. Each slice has
+        `SECONDS`.
 
         Args:
             constraint: A constraint that `grammar` has accepted.

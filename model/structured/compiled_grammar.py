@@ -1,7 +1,6 @@
 """A compiled grammar: matchers at the start of an output, and a completion from there, which all outputs share."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -80,7 +79,7 @@ class CompiledGrammar:
             ends: End tokens.
         """
         with suppress(TimeoutError):  # the first mask of an output tries again, and says so
-            found = next_tokens(self._matchers[0].deep_copy(), forcing, ends, time.thread_time() + START_SECONDS)
+            found = next_tokens(self._matchers[0].deep_copy(), forcing, ends, START_SECONDS)
             if found is not None:
                 self.openings.keep((), found)
 

@@ -222,24 +222,32 @@ class GrammarMask:
         if isinstance(matcher, RequestFault) or forcing is None or found is None:
             return []
         room = MOST_JUMP if self._closing is None else min(MOST_JUMP, self._closing.undisturbed)
-        if found.jump is None:
-            found.jump = self._forced_behind(found.forced, matcher, forcing)
-        return found.jump[:room]
+        if not room:
+            return []
+        if found.jump is not None:
+            return found.jump[:room]
+        kept = self._openings.get(self._begun) is found
+        taken, whole = self._forced_behind(found.forced, matcher, forcing, MOST_JUMP if kept else room)
+        if kept and whole:  # else a pause of the machine would make the jumps of all later outputs shorter
+            found.jump = taken
+        return taken[:room]
 
-    def _forced_behind(self, tokens: list[int], matcher: Matcher, forcing: Forcing) -> list[int]:
-        """Returns forced tokens and those that are forced behind them."""
+    def _forced_behind(
+        self, tokens: list[int], matcher: Matcher, forcing: Forcing, most: int
+    ) -> tuple[list[int], bool]:
+        """Returns up to `most` forced tokens, of which the first ones are known, and whether no time was short."""
         taken, until, ahead = list[int](), time.thread_time() + SLOW, matcher.deep_copy()
-        while tokens and len(taken) < MOST_JUMP:
+        while tokens and len(taken) < most:
             taken += tokens
             if taken[-1] in self._ends or not ahead.consume_tokens(tokens):
                 break
             bits = forcing.mask(ahead)
             forbid_ends(ahead, bits, self._ends)
             try:  # what is not found in time is drawn
-                tokens = forcing.tokens(ahead, bits, MOST_JUMP, until)
+                tokens = forcing.tokens(ahead, bits, most, until)
             except TimeoutError:
-                break
-        return taken[:MOST_JUMP]
+                return taken[:most], False
+        return taken[:most], True
 
     def mask(self) -> Bits:
         """Returns the mask of the next draw.
@@ -250,7 +258,8 @@ class GrammarMask:
         if isinstance(self._matcher, RequestFault):
             raise self._matcher
         if self._next is None:
-            self._next = self._openings.get(self._begun) or self._found(self._matcher)
+            known = None if self._matcher.is_error() else self._openings.get(self._begun)
+            self._next = known or self._found(self._matcher)
         if isinstance(self._matcher, RequestFault):
             raise self._matcher
         return self._with_stops(self._next)
@@ -258,7 +267,7 @@ class GrammarMask:
     def _found(self, matcher: Matcher) -> NextTokens:
         """Finds what may follow. Raises RequestFault where the matcher has failed."""
         began = time.thread_time()
-        found = self._look(matcher, began)
+        found = self._look(matcher)
         self._openings.keep(self._begun, found)
         seconds = time.thread_time() - began
         self._within_text = seconds if self._free else self._within_text
@@ -266,15 +275,15 @@ class GrammarMask:
         self._charge(matcher, began)
         return found
 
-    def _look(self, matcher: Matcher, began: float) -> NextTokens:
+    def _look(self, matcher: Matcher) -> NextTokens:
         """Raises RequestFault where the matcher has failed, or a forced token is not found in time."""
         if (forcing := self._forcing) is None:
             raise TypeError("a matcher without the Forcing of its vocabulary")
         try:
-            found = next_tokens(matcher, forcing, self._ends, began + SLOW + LENIENCE)
+            found = next_tokens(matcher, forcing, self._ends, SLOW + LENIENCE)
         except TimeoutError:  # once more, which a pause of the machine does not do twice
             try:
-                found = next_tokens(matcher, forcing, self._ends, time.thread_time() + SLOW + LENIENCE)
+                found = next_tokens(matcher, forcing, self._ends, SLOW + LENIENCE)
             except TimeoutError:
                 self._matcher = _fault_of(matcher, TOO_SLOW)
                 raise self._matcher from None

@@ -92,6 +92,7 @@ class GrammarStore:
     def await_only(self, awaited: Collection[Key]) -> None:
         """Says which grammars requests wait for. Others that are not compiled yet never will be."""
         with self._lock:
+            self._held.forget_ended()
             self._awaited = frozenset(awaited)
             for key in [key for key, future in self._cached.items() if key not in self._awaited and future.cancel()]:
                 self._drop(key)
@@ -199,9 +200,13 @@ class GrammarStore:
     def _compile_again(self, key: Key, future: Future[CompiledGrammar]) -> None:
         matcher = self._matcher(key[0])
         with self._lock:
-            if self._cached.get(key) is future:
+            cached, held = self._cached.get(key) is future, self._held.get(key) is future
+            if cached or held:
                 future.result().add(matcher)
+            if cached:
                 self._text += _size(key)
+            if held:
+                self._held.grew(key, _size(key))
 
     def _matcher(self, grammar: str) -> Matcher:
         from llguidance import LLMatcher

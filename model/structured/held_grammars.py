@@ -46,6 +46,12 @@ class HeldGrammars:
         self._owners[key] += 1
         weakref.finalize(owner, self._ended.append, key).atexit = False
 
+    def grew(self, key: Key, size: int) -> None:
+        """Counts more characters for a grammar that is held. It is kept beyond the bound too: others are not then."""
+        grammar, before = self._kept[key]
+        self._kept[key] = grammar, before + size
+        self._text += size
+
     def get(self, key: Key) -> Future[CompiledGrammar] | None:
         """Returns a grammar; None for one that is not held."""
         grammar, _ = self._kept.get(key, (None, 0))

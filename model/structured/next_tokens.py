@@ -1,9 +1,10 @@
 """What may follow in a state of a constraint: the mask of its draw, and the tokens that are forced.
 
-The first states of a grammar's outputs are the same for all of them, so an engine finds what may follow there once:
-`Openings` keeps it. The first token of an output waits for its mask, and for the tokens that are forced behind it.
+The first states of a grammar's outputs are the same for all of them: `Openings` keeps what may follow in a few of them.
+The first token of an output waits for its mask, and for the tokens that are forced behind it.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from model.inputs.matcher import Matcher
 from model.structured.forcing import Bits, Forcing
 
 DEEPEST = 1  # tokens of an output whose state is kept
-MOST_KEPT = 3  # states of one grammar: a mask takes 19 KB at a vocabulary of 151,936 tokens
+MOST_KEPT = 3  # states of one grammar, about: a mask takes 19 KB at a vocabulary of 151,936 tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -31,14 +32,14 @@ class NextTokens:
     jump: list[int] | None = None
 
 
-def next_tokens(matcher: Matcher, forcing: Forcing, ends: Sequence[int], until: float) -> NextTokens | None:
+def next_tokens(matcher: Matcher, forcing: Forcing, ends: Sequence[int], seconds: float) -> NextTokens | None:
     """Finds what may follow.
 
     Args:
         matcher: The state. It is not changed.
         forcing: Of the vocabulary.
         ends: End tokens.
-        until: Processor time of this thread at which a forced token must be found.
+        seconds: Processor time in which a forced token must be found, once the mask is known.
 
     Returns:
         None where the matcher has failed.
@@ -50,7 +51,7 @@ def next_tokens(matcher: Matcher, forcing: Forcing, ends: Sequence[int], until: 
     if matcher.is_error():
         return None
     forbid_ends(matcher, mask, ends)
-    forced = forcing.tokens(matcher, mask, 1, until)
+    forced = forcing.tokens(matcher, mask, 1, time.thread_time() + seconds)
     return NextTokens(forcing.alone(forced[0]) if forced else mask, forced)
 
 

@@ -16,8 +16,8 @@ END_SECONDS = 5.0  # that the end of an output waits for whether it was closed i
 class EndQuestions:
     """Answers the open questions of sequences, one after the other: one process answers them all.
 
-    Tenants have their questions answered in turn, so that one of them delays another's question by one answer, however
-    many it asks.
+    Tenants have their questions answered in turn, so that one of them delays another's question by one answer beside
+    the one that is being answered, however many it asks.
 
     A sequence keeps what comes meanwhile, and reads it behind the answer.
 

@@ -13,8 +13,8 @@ T = TypeVar("T")
 class TurnExecutor:
     """Runs calls in threads. Tenants take turns, and calls of one tenant run in the order in which they come.
 
-    So the first call of a tenant waits for at most one call of each other tenant, however many of theirs wait. All
-    methods run on one loop.
+    So the first call of a tenant waits for the calls that run and for at most one more of each other tenant, however
+    many of theirs wait. All methods run on one loop.
 
     Args:
         threads: Count of threads.
@@ -30,8 +30,8 @@ class TurnExecutor:
         """Runs a call in the tenant's turn, and returns its result.
 
         Raises:
-            CancelledError: The executor was shut down before the call's turn, or this task was cancelled. A call that
-                runs already keeps its thread to its end.
+            CancelledError: The executor was shut down before the call ran, or this task was cancelled. A call that runs
+                already keeps its thread to its end.
             Exception: Any exception of the call.
         """
         await self._turn(tenant)
@@ -45,7 +45,7 @@ class TurnExecutor:
             running = self._executor.submit(call)
         except RuntimeError:  # it is shut down
             self._release()
-            raise
+            raise asyncio.CancelledError from None
         running.add_done_callback(ended)
         return await asyncio.wrap_future(running)
 

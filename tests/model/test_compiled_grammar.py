@@ -1,9 +1,9 @@
 """Compiled grammars: what outputs share is found once, and masks of several threads do not wait for each other."""
 
-import math
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher
@@ -11,10 +11,12 @@ from llguidance import LLMatcher
 from model.errors import RequestFault
 from model.inputs.matcher import Matcher
 from model.structured import compiled_grammar, grammar_store
+from model.structured.closing import Closing
 from model.structured.compiled_grammar import TRIES, CompiledGrammar
 from model.structured.forcing import Bits, Forcing
 from model.structured.grammar_mask import GrammarMask
 from model.structured.grammar_store import GrammarStore
+from model.structured.held_grammars import HeldGrammars
 from model.structured.next_tokens import DEEPEST, MOST_KEPT, Openings, next_tokens
 from scheduler.controls import LogitsParams
 from tests.model.test_grammars import TOKENS
@@ -202,7 +204,7 @@ def test_states_behind_a_first_token_are_kept_for_other_outputs(
 def test_masks_that_are_kept_are_few(store: GrammarStore) -> None:
     opened = Openings()
     for token in range(MOST_KEPT + 2):
-        found = next_tokens(MATCHER.deep_copy(), store.forcing, (), math.inf)
+        found = next_tokens(MATCHER.deep_copy(), store.forcing, (), 10.0)
         assert found is not None
         opened.keep((token,) * DEEPEST, found)
         opened.keep((token,) * (DEEPEST + 1), found)
@@ -225,11 +227,71 @@ def test_stop_tokens_of_a_request_stay_out_of_the_masks_of_others(store: Grammar
     assert not other.mask()[stop >> 5] >> (stop & 31) & 1
 
 
-def test_forced_tokens_are_the_same_for_outputs_with_less_room(store: GrammarStore) -> None:
-    grammar = 'start: "abcabcabc" /[a-c]+/'
-    wait_until(lambda: store.ready(grammar, ""), "the grammar")
-    first, again = (GrammarMask.of(LogitsParams(grammar=grammar), store) for _ in range(2))
-    alone = GrammarMask(LLMatcher(TOKENS, grammar), store.forcing, ends=store.completions.ends)
-    assert first is not None
+FORCED = 'start: "abcabcabc" /[a-c]+/'
+
+
+def forced_mask(store: GrammarStore, **closed: int) -> GrammarMask:
+    wait_until(lambda: store.ready(FORCED, ""), "the grammar")
+    made = GrammarMask.of(LogitsParams(grammar=FORCED, **closed), store)
+    assert made is not None
+    return made
+
+
+def test_forced_tokens_are_those_of_a_mask_that_shares_nothing(store: GrammarStore) -> None:
+    alone = GrammarMask(LLMatcher(TOKENS, FORCED), store.forcing, ends=store.completions.ends)
+    assert forced_mask(store).jump() == forced_mask(store).jump() == alone.jump() != []
+
+
+def test_outputs_with_less_room_get_the_first_of_the_forced_tokens(
+    store: GrammarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = forced_mask(store).jump()
+    monkeypatch.setattr(Closing, "undisturbed", 2)
+    for least in (forced_mask(store, grammar_tokens=400, grammar_short=4) for _ in range(2)):
+        assert least.jump() == whole[:2]
+    assert len(whole) > 2
+
+
+def test_nothing_is_looked_for_where_there_is_no_room(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = forced_mask(store, grammar_tokens=400, grammar_short=4)
+    monkeypatch.setattr(Closing, "undisturbed", 0)
+    computed = looked_at(monkeypatch)
+    assert made.jump() == []
+    assert not computed
+
+
+def test_a_search_that_time_ended_is_made_again(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, tokens = forced_mask(store).jump(), Forcing.tokens
+
+    def late(self: Forcing, *args: Any) -> list[int]:
+        raise TimeoutError
+
+    other = store.compiled(FORCED + " ", "")
+    other.look_at_start(store.forcing, store.completions.ends)
+    with monkeypatch.context() as patched:
+        patched.setattr(Forcing, "tokens", late)
+        first = GrammarMask.of(LogitsParams(grammar=FORCED + " "), store)
+        assert first is not None
+        assert first.jump() == whole[:1]
+    assert Forcing.tokens is tokens
+    again = GrammarMask.of(LogitsParams(grammar=FORCED + " "), store)
     assert again is not None
-    assert first.jump() == again.jump() == alone.jump() != []
+    assert again.jump() == whole
+
+
+class Owner:
+    """Stands for a request."""
+
+
+def test_a_grammar_that_is_held_counts_as_often_as_it_was_compiled(store: GrammarStore) -> None:
+    owners, future = [Owner() for _ in range(3)], Future[CompiledGrammar]()
+    future.set_result(store.compiled(GRAMMAR, ""))
+    held = HeldGrammars(most=9, most_text=10)
+    held.hold(owners[0], ("a", ""), future, 4)
+    held.grew(("a", ""), 4)
+    held.hold(owners[1], ("b", ""), future, 4)
+    assert held.get(("b", "")) is None, "8 and 4 characters are more than 10"
+    del owners[0]
+    held.forget_ended()
+    held.hold(owners[1], ("b", ""), future, 10)
+    assert held.get(("b", "")) is future, "all of the first one are given back"

@@ -389,7 +389,7 @@ async def test_a_request_that_leaves_meanwhile_takes_its_question_with_it(
         frontend.shutdown()
 
 
-async def test_many_questions_of_one_tenant_delay_those_of_another_by_one(
+async def test_many_questions_of_one_tenant_do_not_delay_those_of_another_by_many(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered, asked, answer = list[str](), threading.Event(), threading.Event()

@@ -146,7 +146,7 @@ def test_also_with_searches_and_several_sequences(drawn: tuple[Workload, float])
 @settings(max_examples=examples(100), deadline=None)
 @given(workloads(cancels=True, queue_timeout=True, resumed=True, faults=True), st.sampled_from(AGEINGS))
 def test_equal_priorities_are_first_come(workload: Workload, ageing: float) -> None:
-    """Plans and outputs, byte for byte, under all laws of `SchedulerDriver`, until a row gives way.
+    """Plans and outputs, byte for byte, under all laws of `SchedulerDriver`, where no row gives way.
 
     None does but for a request that came a whole level before it, and was passed while its prefix was computed.
     """
