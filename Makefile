@@ -59,7 +59,7 @@ $(VENV)/.quire-dev: pyproject.toml $(VENV)/.torch
 serve: setup ## Serve the demo model on 127.0.0.1:50051 (flags: ARGS="...")
 	$(BIN)/quire serve $(ARGS)
 
-test: setup-dev lint check-proto ## Lint, types, tests (up to 16 minutes on 2 cores, once installed)
+test: setup-dev lint check-proto ## Lint, types, tests (up to 20 minutes on 2 cores, once installed)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # Where it cannot be had, its tests are skipped.
