@@ -19,7 +19,7 @@ MOST_KEPT = 3  # states of one grammar, about: a mask takes 19 KB at a vocabular
 
 @dataclass(slots=True, eq=False)
 class NextTokens:
-    """What may follow in one state.
+    """The tokens that may follow in one state.
 
     Attributes:
         mask: The mask of the draw. Others read it too, so it is never written to.
@@ -68,7 +68,7 @@ def forbid_ends(matcher: Matcher, mask: Bits, ends: Sequence[int]) -> None:
 
 
 class Openings:
-    """What may follow in the first states of a grammar's outputs. Threads that compute masks share it."""
+    """The tokens that may follow in the first states of a grammar's outputs. Threads that compute masks share it."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, ...], NextTokens] = {}
