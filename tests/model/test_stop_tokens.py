@@ -16,6 +16,7 @@ from model.errors import RequestFault
 from model.inputs.grammar_backends import LLGUIDANCE
 from model.structured.forcing import Forcing
 from model.structured.grammar_mask import GrammarMask
+from model.structured.next_tokens import NextTokens
 from scheduler.events import EndReason, Submit
 from scheduler.parameters import Beam
 from scheduler.structured import Structured
@@ -174,13 +175,15 @@ def as_text(_: Callable[..., Any]) -> Callable[..., Any]:
 def anywhere(_: Callable[..., Any]) -> Callable[..., Any]:
     """A stop token may stand anywhere."""
 
-    def put(self: GrammarMask, bits: Any) -> None:
-        bits[STOP >> 5] |= np.int32(1 << (STOP & 31))
+    def put(_: GrammarMask, found: NextTokens) -> Any:
+        mask = found.mask.copy()
+        mask[STOP >> 5] |= np.int32(1 << (STOP & 31))
+        return mask
 
     return put
 
 
-@pytest.mark.parametrize(("name", "fault"), [("_as_end", as_text), ("_put_stops", anywhere)])
+@pytest.mark.parametrize(("name", "fault"), [("_as_end", as_text), ("_with_stops", anywhere)])
 def test_the_laws_catch_stop_tokens_that_are_taken_otherwise(
     name: str, fault: Callable[[Callable[..., Any]], Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
