@@ -23,6 +23,7 @@ SLOW = 0.05  # seconds of processor time for a mask, or a token that is taken: t
 LENIENCE = 0.05  # seconds, by which those of one output may exceed that together: a busy host adds to them
 WORTH = 0.0003  # seconds of a mask, in which the likeliest tokens can be checked instead
 MOST_JUMP = 64  # tokens
+JUMP_SECONDS = 0.01  # of processor time, for forced tokens: those not found by then are drawn, one a step
 TOO_SLOW = f"its grammar takes more than {SLOW * 1000:g} ms a token"
 
 Ints = NDArray[np.int64]
@@ -236,7 +237,7 @@ class GrammarMask:
         self, tokens: list[int], matcher: Matcher, forcing: Forcing, most: int
     ) -> tuple[list[int], bool]:
         """Returns up to `most` forced tokens, of which the first ones are known, and whether no time was short."""
-        taken, until, ahead = list[int](), time.thread_time() + SLOW, matcher.deep_copy()
+        taken, until, ahead = list[int](), time.thread_time() + JUMP_SECONDS, matcher.deep_copy()
         while tokens and len(taken) < most:
             taken += tokens
             if taken[-1] in self._ends or not ahead.consume_tokens(tokens):
