@@ -58,7 +58,7 @@ async def one_round(serving: Serving, prompts: list[list[int]], source: int) -> 
     ):
         admin = admin_grpc.AdminServiceStub(admin_channel)
         await admin.DrainReplica(admin_pb.DrainReplicaRequest(replica=1 - source))
-        before = serving.metrics()["quire_kv_pages_brought_total"]
+        before = serving.metrics()["quire_kv_pages_transferred_total"]
         stub, arrivals = pb_grpc.GenerationServiceStub(channel), [list[float]() for _ in prompts]
         watching = [asyncio.create_task(watch(stub, *each)) for each in zip(prompts, arrivals, strict=True)]
         while min(map(len, arrivals)) < BEFORE:
@@ -69,7 +69,7 @@ async def one_round(serving: Serving, prompts: list[list[int]], source: int) -> 
         await asyncio.gather(*watching)
         await admin.ResumeReplica(admin_pb.ResumeReplicaRequest(replica=source))
     gaps = [max(later - one for one, later in pairwise(times) if later > drained) for times in arrivals]
-    return median(gaps), max(gaps), serving.metrics()["quire_kv_pages_brought_total"] - before
+    return median(gaps), max(gaps), serving.metrics()["quire_kv_pages_transferred_total"] - before
 
 
 def main(

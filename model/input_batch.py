@@ -22,7 +22,7 @@ Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepWork:
+class StepSlices:
     """Slices of a step, and their draws.
 
     Attributes:
@@ -34,30 +34,30 @@ class StepWork:
     draws: NDArray[np.int64]
 
     @staticmethod
-    def of(plan: StepPlan) -> "StepWork":
+    def of(plan: StepPlan) -> "StepSlices":
         """Returns the work of a whole plan."""
         ends = np.cumsum(plan.slices[:, 2], dtype=np.int64)
         offsets = plan.logits[:, 0].astype(np.int64)
         owner = np.searchsorted(ends, offsets, side="right")
         within = offsets - (ends - plan.slices[:, 2])[owner]
         places, rows = np.arange(len(offsets)), plan.logits[:, 1].astype(np.int64)
-        return StepWork(plan.slices, np.stack((owner, within, places, rows), axis=1))
+        return StepSlices(plan.slices, np.stack((owner, within, places, rows), axis=1))
 
-    def from_the_start(self) -> "StepWork":
+    def from_the_start(self) -> "StepSlices":
         """Returns the same draws, with all positions before each slice computed again."""
         draws, slices = self.draws.copy(), self.slices.copy()
         draws[:, 1] += slices[draws[:, 0], 1]
         slices[:, 2] += slices[:, 1]
         slices[:, 1] = 0
-        return StepWork(slices, draws)
+        return StepSlices(slices, draws)
 
-    def halves(self) -> tuple["StepWork", "StepWork"]:
+    def halves(self) -> tuple["StepSlices", "StepSlices"]:
         """Splits the slices in two, each half with its draws."""
         middle = len(self.slices) // 2
         first = self.draws[:, 0] < middle
         return (
-            StepWork(self.slices[:middle], self.draws[first]),
-            StepWork(self.slices[middle:], self.draws[~first] - np.array([middle, 0, 0, 0])),
+            StepSlices(self.slices[:middle], self.draws[first]),
+            StepSlices(self.slices[middle:], self.draws[~first] - np.array([middle, 0, 0, 0])),
         )
 
 
@@ -245,7 +245,7 @@ class InputBatch:
             room = max(columns, 2 * have) - have
             self._tables = np.pad(self._tables, ((0, 0), (0, 0), (0, room)))
 
-    def pack(self, work: StepWork) -> Packed:
+    def pack(self, work: StepSlices) -> Packed:
         """Makes the arrays of one forward pass over the work's slices."""
         row, start, count = np.ascontiguousarray(work.slices.T, np.int64)  # kernels read each by its address
         first = np.cumsum(count) - count

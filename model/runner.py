@@ -26,7 +26,7 @@ from model.attention.backend import NONE, AttentionBackend, StateSegments, StepS
 from model.errors import RankLost, RequestFault
 from model.forward import ForwardBatch, Model
 from model.images import ImagePart, ImageStore
-from model.input_batch import InputBatch, StepWork
+from model.input_batch import InputBatch, StepSlices
 from model.logit_parts import LogitParts
 from model.page_moves import PageMoves
 from model.page_store import Store
@@ -155,7 +155,7 @@ class Runner:
             The step in flight. None where the host has to run it: it has prompt logprobs or images, it raised, or all
                 draws of the step before failed.
         """
-        work, self._may_have_run = StepWork.of(plan), False
+        work, self._may_have_run = StepSlices.of(plan), False
         packed = self.batch.pack(work)
         # `_run` alone returns prompt logprobs, counts encoded images, and looks at draws of constrained outputs.
         if packed.prompts or packed.images or self.batch.controls.processors.needs_host(packed.rows):
@@ -238,7 +238,7 @@ class Runner:
         """Computes a step to its end on this thread."""
         drawing = plan.logits[:, 1].astype(np.int64)
         found = _Found.of(len(drawing), int(self.batch.controls.top_logprobs[drawing].max(initial=0)))
-        work, encoded = StepWork.of(plan), self._encoded
+        work, encoded = StepSlices.of(plan), self._encoded
         if self._may_have_run:
             self._spoil(work, found)
         self._may_have_run = False
@@ -263,7 +263,7 @@ class Runner:
     def _encoded(self) -> int:
         return 0 if self._images is None else self._images.encoded
 
-    def _compute(self, work: StepWork, found: "_Found", known: str | None = None) -> None:
+    def _compute(self, work: StepSlices, found: "_Found", known: str | None = None) -> None:
         """Computes the work into `found`, in halves after an error. A row that fails by itself becomes a fault.
 
         Args:
@@ -282,7 +282,7 @@ class Runner:
         for half in work.halves():
             self._compute(half, found, failure)
 
-    def _try(self, work: StepWork, found: "_Found") -> str | None:
+    def _try(self, work: StepSlices, found: "_Found") -> str | None:
         """Computes the work into `found`.
 
         Returns:
@@ -305,7 +305,7 @@ class Runner:
             found.take(work, drawn)
         return None
 
-    def _spoil(self, work: StepWork, found: "_Found") -> None:
+    def _spoil(self, work: StepSlices, found: "_Found") -> None:
         """Reports the recurrent states of work that has run in part: their rows go on from their last checkpoints.
 
         A state is written in place, so a second run would go on from the wrong tokens.
@@ -314,7 +314,7 @@ class Runner:
             segments = self.batch.pack(work).shape.segments
             found.spoilt.extend(segments.targets[0].tolist() if segments is not None else ())
 
-    def _forward(self, work: StepWork) -> tuple[Drawn | None, list[PromptLogprobs]]:
+    def _forward(self, work: StepSlices) -> tuple[Drawn | None, list[PromptLogprobs]]:
         """Runs one forward pass and draws; returns the draws, None without any, and the prompts' logprobs."""
         packed = self.batch.pack(work)
         plan = self.attention.plan(packed.shape)
@@ -377,7 +377,7 @@ class _Flight:
     """
 
     plan: StepPlan
-    work: StepWork
+    work: StepSlices
     drawing: Drawing
     lost: tuple[int, ...] = ()
     swapping: float = 0.0
@@ -409,7 +409,7 @@ class _Found:
         logprobs = Logprobs(np.zeros(n, np.float32), np.zeros(n, np.int32), ids, top)
         return _Found(np.full(n, FAULTED, np.int32), logprobs, [], [], [])
 
-    def take(self, work: StepWork, drawn: Drawn) -> None:
+    def take(self, work: StepSlices, drawn: Drawn) -> None:
         """Writes the draws of `work`, a part of the step, into their places."""
         places, k = work.draws[:, 2], drawn.logprobs.top.shape[1]
         self.tokens[places] = drawn.tokens

@@ -56,7 +56,7 @@ class GatedNorm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepSizes:
+class TimeSteps:
     """Makes the time step of each head, and the part of its state that is left after it.
 
     Attributes:
@@ -101,7 +101,7 @@ class StateSpace:
     inputs: Product
     taps: Tensor
     bias: Tensor
-    steps: StepSizes
+    steps: TimeSteps
     skip: Tensor
     norm: GatedNorm
     output: Product

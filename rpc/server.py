@@ -95,7 +95,7 @@ def channel_options(settings: ListenSettings, context: int, images: int = 0) -> 
 
 
 class Dashboard(Protocol):
-    """The dashboard of `--page-port`: an application upon the server, which gets one and imports none."""
+    """The dashboard of `--dashboard-port`: an application upon the server, which gets one and imports none."""
 
     async def open(self, port: int) -> str:
         """Serves the dashboard, and returns its address. Raises OSError where the port cannot be opened."""
@@ -137,7 +137,7 @@ class Server:
         tokens = None if listen.token_file is None else AccessTokens(Path(listen.token_file))
         self._authentication = AuthenticationInterceptor(tokens, metrics.call_denied)
         metrics.tenants.expect([ANONYMOUS.tenant] if tokens is None else tokens.tenants)
-        self._dashboard = None if listen.page_port is None else make_dashboard(frontend, self._authentication)
+        self._dashboard = None if listen.dashboard_port is None else make_dashboard(frontend, self._authentication)
         self._credentials = server_credentials(listen)
         self._health = HealthService(SERVICES, self._frontend.health)
         self._grpc: aio.Server | None = None
@@ -202,7 +202,9 @@ class Server:
             log.warning("%s can be reached from other machines, and %s", listen.host, listen.lacks)
         await self._grpc.start()
         await self._admin.start()
-        dashboard = "" if self._dashboard is None else f", page {await self._dashboard.open(listen.page_port or 0)}"
+        dashboard = (
+            "" if self._dashboard is None else f", dashboard {await self._dashboard.open(listen.dashboard_port or 0)}"
+        )
         metrics = f"http://{bracketed(listen.metrics_host)}:{self._http.server_port}/metrics"
         return f"gRPC {address}, metrics {metrics}, admin {admin}{dashboard}"
 

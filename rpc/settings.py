@@ -45,7 +45,7 @@ class ListenSettings:
     admin_port: int = field(
         default=50052, metadata={"help": "gRPC port of AdminService, on loopback only; 0 picks a free one."}
     )
-    page_port: int | None = field(
+    dashboard_port: int | None = field(
         default=None,
         metadata={"help": "HTTP port of the dashboard for browsers, on loopback only; 0 picks a free one. Unset: off."},
     )
@@ -83,7 +83,7 @@ class ListenSettings:
             ("--port", self.port),
             ("--metrics-port", self.metrics_port),
             ("--admin-port", self.admin_port),
-            ("--page-port", self.page_port or 0),
+            ("--dashboard-port", self.dashboard_port or 0),
         ):
             if not 0 <= port < 65536:
                 raise ValueError(f"{flag} is {port}, must be in [0, 65536)")

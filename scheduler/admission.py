@@ -23,15 +23,15 @@ MOST_PASSED = 8  # sequences without room that others may pass in a step: each c
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
+class Shortfall:
     """Rows and pages that a waiting sequence lacks."""
 
     rows: int
     pages: int
 
-    def less(self, rows: int, pages: int) -> "Lack":
+    def less(self, rows: int, pages: int) -> "Shortfall":
         """Returns what is lacking once so many come free."""
-        return Lack(max(0, self.rows - rows), max(0, self.pages - pages))
+        return Shortfall(max(0, self.rows - rows), max(0, self.pages - pages))
 
 
 class Admission:
@@ -124,11 +124,11 @@ class Admission:
                 return None if sequence.isolated_steps or len(self._suspendable(sequence)) else (sequence, match)
         return None
 
-    def lacking(self, sequence: Sequence, match: Match) -> Lack:
+    def lacking(self, sequence: Sequence, match: Match) -> Shortfall:
         """Returns what a sequence lacks beside what is free, or comes back from steps in flight."""
         free = self._cache.pool.free + self._cache.pool.returning - self._spare()
         needed = self._cache.needed(match, sequence.length)
-        return Lack(1 + len(sequence.siblings), needed).less(self._rows.free, free)
+        return Shortfall(1 + len(sequence.siblings), needed).less(self._rows.free, free)
 
     def _room_for(self, sequence: Sequence, slices: Slices, now: float) -> Match | None:
         """Returns the prefix that a sequence goes on from, where it can be admitted now.

@@ -30,7 +30,7 @@ def bucket_of(tokens: NDArray[np.int64]) -> NDArray[np.intp]:
     return np.searchsorted(EDGES, np.maximum(tokens, 1), side="right") - 1
 
 
-class Shape(NamedTuple):
+class RequestShape(NamedTuple):
     """Shape of a request, sizes by powers of two."""
 
     prompt: int
@@ -38,12 +38,12 @@ class Shape(NamedTuple):
     constrained: bool
 
 
-def shape_of(request: Request) -> Shape:
+def shape_of(request: Request) -> RequestShape:
     constrained = bool(request.controls.logits_params.grammar)
-    return Shape(len(request.prompt).bit_length(), request.max_tokens.bit_length(), constrained)
+    return RequestShape(len(request.prompt).bit_length(), request.max_tokens.bit_length(), constrained)
 
 
-class Outputs:
+class RecentOutputs:
     """Recent outputs of a kind of request.
 
     Attributes:
@@ -63,15 +63,15 @@ class Outputs:
         self.counts[bucket] += 1.0
         self.tokens[bucket] += tokens
 
-    def borrow(self, wider: "Outputs") -> "Outputs":
+    def borrow(self, wider: "RecentOutputs") -> "RecentOutputs":
         """Returns these outputs, and in front of them `BORROWED` as a wider kind has them."""
-        scale, joint = BORROWED / wider.counts.sum(), Outputs()
+        scale, joint = BORROWED / wider.counts.sum(), RecentOutputs()
         joint.counts, joint.tokens = self.counts + scale * wider.counts, self.tokens + scale * wider.tokens
         return joint
 
-    def within(self, most: int) -> "Outputs":
+    def within(self, most: int) -> "RecentOutputs":
         """Returns these outputs as though each had ended at `most` tokens."""
-        bounded = Outputs()
+        bounded = RecentOutputs()
         bounded.counts, bounded.tokens = self.counts, np.minimum(self.tokens, self.counts * most)
         return bounded
 
@@ -84,9 +84,10 @@ class OutputLengths:
     """Output lengths by kind of request."""
 
     def __init__(self) -> None:
-        self._all = Outputs()
+        self._all = RecentOutputs()
         self._all.observe(FIRST_OUTPUT)
-        self._kinds: dict[tuple[str | None, Shape], Outputs] = {}  # tenant None: of all; the latest observed is last
+        # By tenant, None for all of them, and shape; the latest observed is last.
+        self._kinds: dict[tuple[str | None, RequestShape], RecentOutputs] = {}
         self._observed = False
 
     @property
@@ -112,7 +113,7 @@ class OutputLengths:
             return
         shape = shape_of(request)
         for kind in ((None, shape), (request.scope.tenant, shape)):
-            outputs = self._kinds.pop(kind, None) or Outputs()
+            outputs = self._kinds.pop(kind, None) or RecentOutputs()
             outputs.observe(tokens)
             self._kinds[kind] = outputs
         while len(self._kinds) > MOST_KINDS:
@@ -129,7 +130,7 @@ class OutputLengths:
         known = counts > 1e-6
         return np.where(known, tokens / np.where(known, counts, 1.0), BEYOND * EDGES)
 
-    def _outputs_like(self, request: Request) -> Outputs:
+    def _outputs_like(self, request: Request) -> RecentOutputs:
         """Returns outputs as a request is expected to have them."""
         shape, found = shape_of(request), self._all
         for kind in ((None, shape), (request.scope.tenant, shape)):

@@ -20,7 +20,7 @@ from scheduler.prompts import Chat
 from scheduler.request import PromptImage, Request
 from scheduler.spec import Spec
 from scheduler.structured import FIELD, Structured
-from scheduler.tools import Choice, ToolUse
+from scheduler.tools import ToolChoice, ToolUse
 
 NO_REASONING: Mapping[str, Any] = {}
 
@@ -160,7 +160,7 @@ def check_tool_use(spec: Spec, tool_use: ToolUse, limits: Limits) -> None:
     """Checks tools whose calls are enforced, as `check_structured`. Stop strings end the text beside calls alone."""
     size, most = sum(len(tool.parameters.encode()) for tool in tool_use.tools), limits.request.structured_output_bytes
     require(size <= most, "chat.tools", f"{size} bytes of parameters", f"at most {most} bytes")
-    name = "chat.tool_choice" if tool_use.choice is Choice.REQUIRED else "chat.tools"
+    name = "chat.tool_choice" if tool_use.choice is ToolChoice.REQUIRED else "chat.tools"
     _check_ends(spec, f"{name} that are enforced" if name == "chat.tools" else name)
     require(limits.structured_output, name, tool_use.choice.value, NEEDED)
 

@@ -12,7 +12,7 @@ MOST_TOOLS = 512  # tools of a conversation
 MOST_CALLS = 512  # calls of a message
 
 
-class Choice(StrEnum):
+class ToolChoice(StrEnum):
     """Says whether the model calls tools."""
 
     AUTO, NONE, REQUIRED = "auto", "none", "required"
@@ -62,7 +62,7 @@ class ToolUse:
     """
 
     tools: tuple[Tool, ...] = ()
-    choice: Choice = Choice.AUTO
+    choice: ToolChoice = ToolChoice.AUTO
     name: str = ""
     parallel: bool = True
 
@@ -76,22 +76,24 @@ class ToolUse:
             names.add(tool.name)
         path = "chat.tool_choice"
         if self.name:
-            require(self.choice is Choice.REQUIRED, path, self.choice.value, "must be required beside chat.tool_name")
+            require(
+                self.choice is ToolChoice.REQUIRED, path, self.choice.value, "must be required beside chat.tool_name"
+            )
             require(self.name in names, "chat.tool_name", self.name, "is no tool of this conversation")
-        elif self.choice is Choice.REQUIRED:
+        elif self.choice is ToolChoice.REQUIRED:
             require(self.tools, path, self.choice.value, "the conversation has no tools")
 
     @property
     def offered(self) -> tuple[Tool, ...]:
         """The tools that the next message may call."""
-        if self.choice is Choice.NONE:
+        if self.choice is ToolChoice.NONE:
             return ()
         return tuple(tool for tool in self.tools if self.name in ("", tool.name))
 
     @property
     def constrains(self) -> bool:
         """Whether the form of the next message must be enforced, as a parser alone cannot."""
-        return self.choice is Choice.REQUIRED or any(tool.strict for tool in self.offered)
+        return self.choice is ToolChoice.REQUIRED or any(tool.strict for tool in self.offered)
 
 
 NO_TOOLS = ToolUse()

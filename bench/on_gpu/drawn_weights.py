@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.gpu.float8_product import Float8Product, Float8Weights, can_multiply
+from model.gpu.float8_product import Float8Product, ScaledFloat8Weights, can_multiply
 from model.gpu.group_linear import GroupProduct
 from model.weight_formats.activations import RowRounding
 from model.weight_formats.groups import GroupWeights, bring_back
@@ -107,7 +107,7 @@ def product_of(kind: GroupKind, weights: Sequence[StoredWeight], dtype: torch.dt
     form = DrawnFormat(kind)
     if kind.rounding is None:
         return GroupProduct(form, weights, None, dtype, scratch, device)
-    made = Float8Weights.of(form, weights, device) if can_multiply(kind.rounding, dtype, device) else None
+    made = ScaledFloat8Weights.of(form, weights, device) if can_multiply(kind.rounding, dtype, device) else None
     if made is None:
         raise RuntimeError("the device does not multiply float8")
     return Float8Product(kind.rounding, made, None)

@@ -46,9 +46,9 @@ REPLICAS = Row(
             "Tokens a second of requests that another engine got, and pages a second that were copied there.",
             "none",
             (
-                Query(rate("quire_replayed_tokens_total"), "tokens {{model_name}}"),
-                Query(rate("quire_kv_pages_brought_total"), "pages copied {{model_name}}"),
-                Query(rate("quire_request_replays_total"), "requests {{model_name}}"),
+                Query(rate("quire_resubmitted_tokens_total"), "tokens {{model_name}}"),
+                Query(rate("quire_kv_pages_transferred_total"), "pages copied {{model_name}}"),
+                Query(rate("quire_request_resubmissions_total"), "requests {{model_name}}"),
             ),
         ),
         Panel(

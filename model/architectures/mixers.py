@@ -12,7 +12,7 @@ from model.parallel.norms import SharedGroup
 from model.parallel.shard import Shard, moved
 from model.recurrent import ConvolutionShape, ScanShape
 from model.short_convolution import ShortConvolution
-from model.state_space import GatedNorm, GateOrder, StateSpace, StepSizes
+from model.state_space import GatedNorm, GateOrder, StateSpace, TimeSteps
 from model.tensors import Tensors
 
 
@@ -54,7 +54,7 @@ def load_state_space(
         rows_of(of.floats("conv1d.bias", s.channels), channels)
         if convolution
         else torch.zeros(mine.channels, device=of.device),
-        StepSizes(rows_of(decay_rates(of, s.heads), heads), by_head("dt_bias"), *read_step_limits(config.fields)),
+        TimeSteps(rows_of(decay_rates(of, s.heads), heads), by_head("dt_bias"), *read_step_limits(config.fields)),
         by_head("D"),
         GatedNorm(
             order,

@@ -58,7 +58,7 @@ def group_weights(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _Linear:
     """A linear of a product.
 
     Attributes:
@@ -80,16 +80,16 @@ class _Part:
         return *form_of(self.groups), self.order is None, order
 
 
-def _part_of(weight: StoredWeight, form: GroupFormat) -> _Part:
+def _part_of(weight: StoredWeight, form: GroupFormat) -> _Linear:
     try:
         groups = form.groups(weight)
     except NotGrouped:
-        return _Part(weight, None, None)
-    return _Part(weight, groups, None) if groups.index is None else _Part(weight, *in_order(groups))
+        return _Linear(weight, None, None)
+    return _Linear(weight, groups, None) if groups.index is None else _Linear(weight, *in_order(groups))
 
 
 def _kernel_weights(
-    run: list[_Part], element: Element, form: GroupFormat, has_pairs: bool
+    run: list[_Linear], element: Element, form: GroupFormat, has_pairs: bool
 ) -> KernelGroups | KernelWeights:
     """Prepares parts of one form. Raises NotCompiled."""
     parts = [part.groups for part in run if part.groups is not None]

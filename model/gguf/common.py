@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from model.gguf.source import Source
+from model.gguf.source import ConfigSource
 
 Values = dict[str, Any]
-Reader = Callable[[Source, Values], Values]
+Reader = Callable[[ConfigSource, Values], Values]
 """Returns what one architecture says beside what all say in the same way, which is its second argument."""
 
 
@@ -53,7 +53,7 @@ READ = {
 """Keys among `UNREAD` and `WINDOW` that an architecture reads. Olmo 3 is an olmo2 with windows, which does not."""
 
 
-def check_unread(source: Source) -> None:
+def check_unread(source: ConfigSource) -> None:
     """Raises CheckpointError where a key that is not read would change what the model computes."""
     fields = source.model.metadata.fields
     for key in (*UNREAD, WINDOW):
@@ -63,7 +63,7 @@ def check_unread(source: Source) -> None:
             raise fields.refuse(f"{source.prefix}.{key}", f"which is not supported for {source.prefix}")
 
 
-def read_rope(source: Source, values: Values) -> Values:
+def read_rope(source: ConfigSource, values: Values) -> Values:
     """Returns the rules by which positions are stretched."""
     kind = source.text("rope.scaling.type", "none")
     length = values["max_position_embeddings"]
@@ -97,12 +97,12 @@ def read_rope(source: Source, values: Values) -> Values:
     return {"rope_scaling": rope}
 
 
-def any_layer_has(source: Source, name: str) -> bool:
+def any_layer_has(source: ConfigSource, name: str) -> bool:
     """Returns whether a layer has a tensor of this name. Where layers differ, the first need not be one that could."""
     return any(one.startswith("blk.") and one.endswith(f".{name}") for one in source.model.tensors)
 
 
-def read_partial(source: Source, head_dim: int) -> Values:
+def read_partial(source: ConfigSource, head_dim: int) -> Values:
     """Returns the rotated part of a head where it is not all of it."""
     dims = source.count("rope.dimension_count", head_dim)
     return {} if dims == head_dim else {"partial_rotary_factor": dims / head_dim}
@@ -111,7 +111,7 @@ def read_partial(source: Source, head_dim: int) -> Values:
 def like_llama(architecture: str, width: int | None = None) -> Reader:
     """Returns a reader of what most say; `width` is that of MLPs where a file does not say, as there are none."""
 
-    def read(source: Source, common: Values) -> Values:
+    def read(source: ConfigSource, common: Values) -> Values:
         tensors = source.model.tensors
         return {
             "architectures": [architecture],
@@ -126,7 +126,7 @@ def like_llama(architecture: str, width: int | None = None) -> Reader:
     return read
 
 
-def read_multipliers(source: Source, common: Values) -> Values:
+def read_multipliers(source: ConfigSource, common: Values) -> Values:
     """Returns Granite's factors."""
     return {
         "attention_multiplier": source.number("attention.scale", common["head_dim"] ** -0.5),
@@ -136,14 +136,14 @@ def read_multipliers(source: Source, common: Values) -> Values:
     }
 
 
-def read_window(source: Source) -> Values:
+def read_window(source: ConfigSource) -> Values:
     """Returns the window of all layers. Phi 4 has 0 for none."""
     if not source.has(WINDOW) or source.model.metadata.fields.values.get(f"{source.prefix}.{WINDOW}") == 0:
         return {}
     return {"sliding_window": source.count(WINDOW)}
 
 
-def read_predictors(source: Source, common: Values) -> Values:
+def read_predictors(source: ConfigSource, common: Values) -> Values:
     """Returns the layers without those after the last that predict further tokens, and the number of these.
 
     Raises:

@@ -11,7 +11,7 @@ from model.fields import MOST, Fields
 from model.gguf.common import KV_HEADS, Values, check_unread
 from model.gguf.families import ARCHITECTURES
 from model.gguf.names import hub_names
-from model.gguf.source import Source
+from model.gguf.source import ConfigSource
 from model.gguf.split import GGUFModel, open_model
 from model.gguf.tokens import end_tokens
 
@@ -41,7 +41,7 @@ def read_gguf_config(path: Path) -> Values:
     if name not in ARCHITECTURES:
         near = ", ".join(get_close_matches(name[:MOST_SHOWN], ARCHITECTURES, cutoff=0.0))
         raise fields.refuse("general.architecture", f"which is not served; the nearest that are: {near}")
-    source = Source(model, name)
+    source = ConfigSource(model, name)
     check_unread(source)
     common = _common(source)
     values = common | ARCHITECTURES[name](source, common)
@@ -51,7 +51,7 @@ def read_gguf_config(path: Path) -> Values:
     return values
 
 
-def _common(source: Source) -> Values:
+def _common(source: ConfigSource) -> Values:
     """Returns what all architectures say in the same way."""
     tensors, heads = source.model.tensors, 1 if source.prefix in UNATTENDED else source.count("attention.head_count")
     embedding = tensors.get("token_embd.weight")
@@ -85,7 +85,7 @@ def _common(source: Source) -> Values:
     return values
 
 
-def _context(source: Source) -> int:
+def _context(source: ConfigSource) -> int:
     """Returns the length of contexts, at most `MOST`, the bound of counts.
 
     Llama 4 Scout's file says 10 million. A config.json could be lowered, a file cannot.

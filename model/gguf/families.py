@@ -7,10 +7,10 @@ cannot say, and so does this module.
 from model.gguf import mixtures, recurrent
 from model.gguf.common import KV_HEADS, WINDOW, Reader, Values, like_llama, read_multipliers, read_rope, read_window
 from model.gguf.gemma4 import read_gemma4
-from model.gguf.source import Source
+from model.gguf.source import ConfigSource
 
 
-def _llama(source: Source, common: Values) -> Values:
+def _llama(source: ConfigSource, common: Values) -> Values:
     """Llama and Mistral, or Mixtral, which are one architecture in llama.cpp."""
     if not source.has("expert_count") or source.model.metadata.fields.get("llama.expert_count", int) == 0:
         return like_llama("LlamaForCausalLM")(source, common)
@@ -20,12 +20,12 @@ def _llama(source: Source, common: Values) -> Values:
     }
 
 
-def _smollm3(source: Source, common: Values) -> Values:
+def _smollm3(source: ConfigSource, common: Values) -> Values:
     rotated = [int((layer + 1) % 4 != 0) for layer in range(common["num_hidden_layers"])]  # llama.cpp has no other
     return like_llama("SmolLM3ForCausalLM")(source, common) | {"no_rope_layers": rotated}
 
 
-def _seed_oss(source: Source, common: Values) -> Values:
+def _seed_oss(source: ConfigSource, common: Values) -> Values:
     tensors = source.model.tensors
     return like_llama("SeedOssForCausalLM")(source, common) | {
         "attention_bias": "blk.0.attn_q.bias" in tensors,
@@ -33,18 +33,18 @@ def _seed_oss(source: Source, common: Values) -> Values:
     }
 
 
-def _granite(source: Source, common: Values) -> Values:
+def _granite(source: ConfigSource, common: Values) -> Values:
     return like_llama("GraniteForCausalLM")(source, common) | read_multipliers(source, common)
 
 
-def _glm4(source: Source, common: Values) -> Values:
+def _glm4(source: ConfigSource, common: Values) -> Values:
     return like_llama("Glm4ForCausalLM")(source, common) | {
         "attention_bias": "blk.0.attn_q.bias" in source.model.tensors,
         "partial_rotary_factor": source.count("rope.dimension_count", common["head_dim"]) / common["head_dim"],
     }
 
 
-def _exaone4(source: Source, common: Values) -> Values:
+def _exaone4(source: ConfigSource, common: Values) -> Values:
     """EXAONE 4. With windows, all layers but every fourth have one, as config.json has it by default."""
     windows: Values = {"sliding_window": None, "layer_types": ["full_attention"] * common["num_hidden_layers"]}
     if source.has(WINDOW):
@@ -52,13 +52,13 @@ def _exaone4(source: Source, common: Values) -> Values:
     return like_llama("Exaone4ForCausalLM")(source, common) | windows
 
 
-def _ernie4_5(source: Source, common: Values) -> Values:
+def _ernie4_5(source: ConfigSource, common: Values) -> Values:
     biased = "blk.0.attn_q.bias" in source.model.tensors
     return like_llama("Ernie4_5ForCausalLM")(source, common) | {"use_bias": biased}
 
 
 def _cohere(architecture: str) -> Reader:
-    def read(source: Source, common: Values) -> Values:  # noqa: ARG001
+    def read(source: ConfigSource, common: Values) -> Values:  # noqa: ARG001
         values: Values = {
             "architectures": [architecture],
             "intermediate_size": source.count("feed_forward_length"),
@@ -72,7 +72,7 @@ def _cohere(architecture: str) -> Reader:
     return read
 
 
-def _stablelm(source: Source, common: Values) -> Values:
+def _stablelm(source: ConfigSource, common: Values) -> Values:
     return {
         "architectures": ["StableLmForCausalLM"],
         "intermediate_size": source.count("feed_forward_length"),
@@ -84,7 +84,7 @@ def _stablelm(source: Source, common: Values) -> Values:
     }
 
 
-def _gemma(source: Source, common: Values) -> Values:
+def _gemma(source: ConfigSource, common: Values) -> Values:
     return like_llama("GemmaForCausalLM")(source, common) | {"hidden_act": "gelu_pytorch_tanh"}
 
 
@@ -95,7 +95,7 @@ def _query_scale(common: Values, largest: int) -> int:
     return scale
 
 
-def _gemma2(source: Source, common: Values) -> Values:
+def _gemma2(source: ConfigSource, common: Values) -> Values:
     caps = {
         "attn_logit_softcapping": source.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": source.number("final_logit_softcapping", 30.0),
@@ -110,7 +110,7 @@ def _gemma2(source: Source, common: Values) -> Values:
     )
 
 
-def _gemma3(source: Source, common: Values) -> Values:
+def _gemma3(source: ConfigSource, common: Values) -> Values:
     values = like_llama("Gemma3ForCausalLM")(source, common)
     if not source.has("rope.freq_base"):
         values["rope_theta"] = 1e6
@@ -124,11 +124,11 @@ def _gemma3(source: Source, common: Values) -> Values:
     }
 
 
-def _phi3(source: Source, common: Values) -> Values:
+def _phi3(source: ConfigSource, common: Values) -> Values:
     return like_llama("Phi3ForCausalLM")(source, common) | read_window(source)
 
 
-def _gpt2(source: Source, common: Values) -> Values:  # noqa: ARG001
+def _gpt2(source: ConfigSource, common: Values) -> Values:  # noqa: ARG001
     return {
         "architectures": ["GPT2LMHeadModel"],
         "n_inner": source.count("feed_forward_length"),
@@ -137,7 +137,7 @@ def _gpt2(source: Source, common: Values) -> Values:  # noqa: ARG001
     }
 
 
-def _starcoder2(source: Source, common: Values) -> Values:  # noqa: ARG001
+def _starcoder2(source: ConfigSource, common: Values) -> Values:  # noqa: ARG001
     return {
         "architectures": ["Starcoder2ForCausalLM"],
         "intermediate_size": source.count("feed_forward_length"),
@@ -146,7 +146,7 @@ def _starcoder2(source: Source, common: Values) -> Values:  # noqa: ARG001
     }
 
 
-def _falcon(source: Source, common: Values) -> Values:
+def _falcon(source: ConfigSource, common: Values) -> Values:
     """Falcon 7B has one KV head; later ones have several, and one or two norms."""
     several = common["num_key_value_heads"] > 1
     return {
@@ -160,7 +160,7 @@ def _falcon(source: Source, common: Values) -> Values:
     }
 
 
-def _gpt_neox(source: Source, common: Values) -> Values:
+def _gpt_neox(source: ConfigSource, common: Values) -> Values:
     return {
         "architectures": ["GPTNeoXForCausalLM"],
         "intermediate_size": source.count("feed_forward_length"),
@@ -171,7 +171,7 @@ def _gpt_neox(source: Source, common: Values) -> Values:
     }
 
 
-def _phi2(source: Source, common: Values) -> Values:
+def _phi2(source: ConfigSource, common: Values) -> Values:
     return {
         "architectures": ["PhiForCausalLM"],
         "intermediate_size": source.count("feed_forward_length"),
@@ -180,7 +180,7 @@ def _phi2(source: Source, common: Values) -> Values:
     }
 
 
-def _check_heads(source: Source, common: Values) -> None:
+def _check_heads(source: ConfigSource, common: Values) -> None:
     """Raises CheckpointError where heads are none of equal parts, each with keys of its own."""
     fields, heads = source.model.metadata.fields, common["num_attention_heads"]
     if common["hidden_size"] % heads:
@@ -189,7 +189,7 @@ def _check_heads(source: Source, common: Values) -> None:
         raise fields.refuse(f"{source.prefix}.{KV_HEADS}", f"must be that of the heads, {heads}")
 
 
-def _bloom(source: Source, common: Values) -> Values:
+def _bloom(source: ConfigSource, common: Values) -> Values:
     _check_heads(source, common)
     if source.count("feed_forward_length") != 4 * common["hidden_size"]:
         raise source.model.metadata.fields.refuse("bloom.feed_forward_length", "must be 4 times the embedding's")
@@ -199,7 +199,7 @@ def _bloom(source: Source, common: Values) -> Values:
     }
 
 
-def _mpt(source: Source, common: Values) -> Values:
+def _mpt(source: ConfigSource, common: Values) -> Values:
     """MPT, whose config.json has names of its own. A file without biases by distance says 0 for them: it is refused."""
     _check_heads(source, common)
     width, hidden = source.count("feed_forward_length"), common["hidden_size"]

@@ -2,13 +2,13 @@
 
 from model.errors import CheckpointError
 from model.gguf.common import WINDOW, Values
-from model.gguf.source import Source
+from model.gguf.source import ConfigSource
 
 KINDS = {True: "sliding_attention", False: "full_attention"}
 LEFT_OUT = 1e29  # divisors of frequencies from here on stand for pairs that are not rotated
 
 
-def read_gemma4(source: Source, common: Values) -> Values:
+def read_gemma4(source: ConfigSource, common: Values) -> Values:
     """Gemma 4, whose layers differ by their window.
 
     Raises:
@@ -51,7 +51,7 @@ def read_gemma4(source: Source, common: Values) -> Values:
     return values
 
 
-def _read_shared(source: Source, layers: int) -> int:
+def _read_shared(source: ConfigSource, layers: int) -> int:
     """Returns how many of the last layers read an earlier layer's KV."""
     fields, key = source.model.metadata.fields, f"{source.prefix}.attention.shared_kv_layers"
     shared = fields.get(key, int, 0)
@@ -60,7 +60,7 @@ def _read_shared(source: Source, layers: int) -> int:
     return shared
 
 
-def _read_widths(source: Source, layers: int, shared: int) -> Values:
+def _read_widths(source: ConfigSource, layers: int, shared: int) -> Values:
     """Returns the width of MLPs. Layers without KV of their own may have it twice as wide."""
     widths = source.by_layer("feed_forward_length", layers)
     wide = widths[-1] != widths[0]
@@ -72,7 +72,7 @@ def _read_widths(source: Source, layers: int, shared: int) -> Values:
     return {"intermediate_size": widths[0], "use_double_wide_mlp": wide}
 
 
-def _read_ropes(source: Source, common: Values, narrow: int) -> Values:
+def _read_ropes(source: ConfigSource, common: Values, narrow: int) -> Values:
     """Returns both rotary embeddings. Pairs of wide heads that are not rotated have a huge divisor."""
     fields = source.model.metadata.fields
     for key, dim in (("rope.dimension_count", common["head_dim"]), ("rope.dimension_count_swa", narrow)):
@@ -99,7 +99,7 @@ def _read_ropes(source: Source, common: Values, narrow: int) -> Values:
     }
 
 
-def _read_inputs(source: Source) -> Values:
+def _read_inputs(source: ConfigSource) -> Values:
     """Returns the shape of inputs of layers, 0 wide where there are none."""
     width = source.model.metadata.fields.get(f"{source.prefix}.embedding_length_per_layer_input", int, 0)
     table = source.model.tensors.get("per_layer_token_embd.weight")

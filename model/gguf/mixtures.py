@@ -11,7 +11,7 @@ from model.gguf.common import (
     read_predictors,
     read_window,
 )
-from model.gguf.source import Source
+from model.gguf.source import ConfigSource
 
 EXPERTS_OF_MAVERICK = 128
 """The one published Llama 4 without norms of queries and keys. No file says it."""
@@ -19,7 +19,7 @@ PHI_WARMTH = 1.243163121016122
 """Factor of cosines and sines of Phi-3.5-MoE, the one published Phi-MoE whose angles are scaled. No file says it."""
 
 
-def read_qwen3_moe(source: Source, common: Values) -> Values:
+def read_qwen3_moe(source: ConfigSource, common: Values) -> Values:
     return like_llama("Qwen3MoeForCausalLM", width=1)(source, common) | {
         "moe_intermediate_size": source.count("expert_feed_forward_length"),
         "num_experts": source.count("expert_count"),
@@ -28,7 +28,7 @@ def read_qwen3_moe(source: Source, common: Values) -> Values:
     }
 
 
-def read_qwen2_moe(source: Source, common: Values) -> Values:
+def read_qwen2_moe(source: ConfigSource, common: Values) -> Values:
     return like_llama("Qwen2MoeForCausalLM")(source, common) | {
         "moe_intermediate_size": source.count("expert_feed_forward_length"),
         "shared_expert_intermediate_size": source.count("expert_shared_feed_forward_length"),
@@ -38,7 +38,7 @@ def read_qwen2_moe(source: Source, common: Values) -> Values:
     }
 
 
-def read_deepseek2(source: Source, common: Values) -> Values:
+def read_deepseek2(source: ConfigSource, common: Values) -> Values:
     """DeepSeek-V2 and V3, and those that llama.cpp takes for them: sigmoids are V3's."""
     rotated, sigmoids = source.count("rope.dimension_count"), source.count("expert_gating_func", SOFTMAX) == SIGMOID
     values = like_llama("DeepseekV3ForCausalLM" if sigmoids else "DeepseekV2ForCausalLM")(source, common)
@@ -60,7 +60,7 @@ def read_deepseek2(source: Source, common: Values) -> Values:
     }
 
 
-def read_deepseek_experts(source: Source) -> Values:
+def read_deepseek_experts(source: ConfigSource) -> Values:
     groups = source.count("expert_group_count", 1)
     return {
         "first_k_dense_replace": source.model.metadata.fields.get(f"{source.prefix}.leading_dense_block_count", int, 0),
@@ -75,7 +75,7 @@ def read_deepseek_experts(source: Source) -> Values:
     }
 
 
-def read_glm4_moe(source: Source, common: Values) -> Values:
+def read_glm4_moe(source: ConfigSource, common: Values) -> Values:
     """GLM-4.5 and later."""
     check_sigmoids(source)
     return like_llama("Glm4MoeForCausalLM")(source, common) | {
@@ -87,7 +87,7 @@ def read_glm4_moe(source: Source, common: Values) -> Values:
     }
 
 
-def read_gpt_oss(source: Source, common: Values) -> Values:
+def read_gpt_oss(source: ConfigSource, common: Values) -> Values:
     """gpt-oss. Its limit of gates and the bounds of YaRN, which are not rounded, are those of the published models."""
     every, layers = source.count(f"{WINDOW}_pattern", 2), range(common["num_hidden_layers"])
     values = like_llama("GptOssForCausalLM")(source, common)
@@ -103,7 +103,7 @@ def read_gpt_oss(source: Source, common: Values) -> Values:
     }
 
 
-def read_granite_moe(source: Source, common: Values) -> Values:
+def read_granite_moe(source: ConfigSource, common: Values) -> Values:
     return (
         like_llama("GraniteMoeForCausalLM")(source, common)
         | read_multipliers(source, common)
@@ -111,7 +111,7 @@ def read_granite_moe(source: Source, common: Values) -> Values:
     )
 
 
-def read_phimoe(source: Source, common: Values) -> Values:
+def read_phimoe(source: ConfigSource, common: Values) -> Values:
     """Phi-MoE. The band beside which experts are weighed is that of the published models."""
     values = like_llama("PhimoeForCausalLM")(source, common)
     if values.get("rope_scaling", {}).get("rope_type") == "longrope":
@@ -128,7 +128,7 @@ def read_phimoe(source: Source, common: Values) -> Values:
     )
 
 
-def read_ernie4_5_moe(source: Source, common: Values) -> Values:
+def read_ernie4_5_moe(source: ConfigSource, common: Values) -> Values:
     """ERNIE 4.5's mixture. Its last layers have experts too: llama.cpp has no others."""
     fields, prefix = source.model.metadata.fields, source.prefix
     return like_llama("Ernie4_5_MoeForCausalLM")(source, common) | {
@@ -143,7 +143,7 @@ def read_ernie4_5_moe(source: Source, common: Values) -> Values:
     }
 
 
-def read_llama4(source: Source, common: Values) -> Values:
+def read_llama4(source: ConfigSource, common: Values) -> Values:
     """Llama 4. llama.cpp takes for granted the length of chunks, and which layers have no positions: every fourth.
 
     Raises:
@@ -170,7 +170,7 @@ def read_llama4(source: Source, common: Values) -> Values:
     }
 
 
-def read_minimax_m2(source: Source, common: Values) -> Values:
+def read_minimax_m2(source: ConfigSource, common: Values) -> Values:
     check_sigmoids(source)
     return like_llama("MiniMaxM2ForCausalLM")(source, common) | {
         "intermediate_size": source.count("expert_feed_forward_length"),
@@ -180,7 +180,7 @@ def read_minimax_m2(source: Source, common: Values) -> Values:
     }
 
 
-def check_sigmoids(source: Source) -> None:
+def check_sigmoids(source: ConfigSource) -> None:
     """Raises CheckpointError where experts are chosen by anything but sigmoids. Files that do not say mean these."""
     if source.count("expert_gating_func", SIGMOID) != SIGMOID:
         raise source.model.metadata.fields.refuse(

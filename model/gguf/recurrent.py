@@ -3,33 +3,33 @@
 from model.errors import CheckpointError
 from model.gguf.common import KV_HEADS, Values, any_layer_has, like_llama, read_multipliers, read_predictors
 from model.gguf.mixtures import check_sigmoids, read_deepseek_experts
-from model.gguf.source import Source
+from model.gguf.source import ConfigSource
 
 KINDS = {True: "linear_attention", False: "full_attention"}
 
 
-def read_qwen3_next(source: Source, common: Values) -> Values:
+def read_qwen3_next(source: ConfigSource, common: Values) -> Values:
     """Qwen 3 Next. Older files have its projections by key head, as the hub has them."""
     apart = not any(name.endswith(".ssm_in.weight") for name in source.model.tensors)
     return _read_layers(source, common, "Qwen3NextForCausalLM") | read_experts(source) | {"in_proj_apart": apart}
 
 
-def read_qwen3_5(source: Source, common: Values) -> Values:
+def read_qwen3_5(source: ConfigSource, common: Values) -> Values:
     return _read_layers(source, common, "Qwen3_5ForCausalLM") | _read_tiles(source)
 
 
-def read_qwen3_5_moe(source: Source, common: Values) -> Values:
+def read_qwen3_5_moe(source: ConfigSource, common: Values) -> Values:
     return _read_layers(source, common, "Qwen3_5MoeForCausalLM") | read_experts(source) | _read_tiles(source)
 
 
-def _read_tiles(source: Source) -> Values:
+def _read_tiles(source: ConfigSource) -> Values:
     """Returns the numbers of `model.weight_formats.tiles.HeadTiles`, where they change an order."""
     key_heads, heads = source.count("ssm.group_count"), source.count("ssm.time_step_rank")
     each = heads // key_heads
     return {"tiled_inputs": [key_heads, each, source.count("ssm.inner_size") // heads]} if each > 1 else {}
 
 
-def read_experts(source: Source) -> Values:
+def read_experts(source: ConfigSource) -> Values:
     return {
         "moe_intermediate_size": source.count("expert_feed_forward_length"),
         "shared_expert_intermediate_size": source.count("expert_shared_feed_forward_length"),
@@ -39,7 +39,7 @@ def read_experts(source: Source) -> Values:
     }
 
 
-def _read_layers(source: Source, common: Values, architecture: str) -> Values:
+def _read_layers(source: ConfigSource, common: Values, architecture: str) -> Values:
     """Returns what all these models say."""
     metadata, heads = source.model.metadata, source.count("ssm.time_step_rank")
     counts = read_predictors(source, common)
@@ -62,11 +62,11 @@ def _read_layers(source: Source, common: Values, architecture: str) -> Values:
     }
 
 
-def read_lfm2(source: Source, common: Values) -> Values:
+def read_lfm2(source: ConfigSource, common: Values) -> Values:
     return like_llama("Lfm2ForCausalLM")(source, common) | _read_convolutions(source, common)
 
 
-def read_lfm2_moe(source: Source, common: Values) -> Values:
+def read_lfm2_moe(source: ConfigSource, common: Values) -> Values:
     """LFM2's mixture of experts: sigmoid with a bias, weights that add up to 1, as llama.cpp takes for granted."""
     return (
         like_llama("Lfm2MoeForCausalLM")(source, common)
@@ -81,7 +81,7 @@ def read_lfm2_moe(source: Source, common: Values) -> Values:
     )
 
 
-def _read_convolutions(source: Source, common: Values) -> Values:
+def _read_convolutions(source: ConfigSource, common: Values) -> Values:
     heads = source.by_layer(KV_HEADS, common["num_hidden_layers"], common["num_attention_heads"], least=0)
     return {
         "norm_eps": source.number("attention.layer_norm_rms_epsilon"),
@@ -92,7 +92,7 @@ def _read_convolutions(source: Source, common: Values) -> Values:
     }
 
 
-def read_mamba2(source: Source, common: Values) -> Values:
+def read_mamba2(source: ConfigSource, common: Values) -> Values:
     inner, heads = source.count("ssm.inner_size"), source.count("ssm.time_step_rank")
     return {
         "architectures": ["Mamba2ForCausalLM"],
@@ -108,7 +108,7 @@ def read_mamba2(source: Source, common: Values) -> Values:
     }
 
 
-def read_granite_hybrid(source: Source, common: Values) -> Values:
+def read_granite_hybrid(source: ConfigSource, common: Values) -> Values:
     """Granite 4. Its MLP is one of all tokens, beside experts if there are some; positions are a switch."""
     inner, heads = source.count("ssm.inner_size"), source.count("ssm.time_step_rank")
     kv_heads = source.by_layer(KV_HEADS, common["num_hidden_layers"], common["num_attention_heads"], least=0)
@@ -139,7 +139,7 @@ def read_granite_hybrid(source: Source, common: Values) -> Values:
     )
 
 
-def read_nemotron_h(source: Source, common: Values) -> Values:
+def read_nemotron_h(source: ConfigSource, common: Values) -> Values:
     """Nemotron-H and Nemotron 3. A layer's counts say what it is: attention, an MLP or experts, or else a mixer."""
     layers, heads = common["num_hidden_layers"], source.count("ssm.time_step_rank")
     kv_heads = source.by_layer(KV_HEADS, layers, common["num_attention_heads"], least=0)
@@ -166,7 +166,7 @@ def read_nemotron_h(source: Source, common: Values) -> Values:
     }
 
 
-def _read_nemotron_experts(source: Source) -> Values:
+def _read_nemotron_experts(source: ConfigSource) -> Values:
     groups = source.count("expert_group_count", 1)
     return {
         "n_routed_experts": source.count("expert_count"),
@@ -181,7 +181,7 @@ def _read_nemotron_experts(source: Source) -> Values:
     }
 
 
-def read_falcon_h1(source: Source, common: Values) -> Values:
+def read_falcon_h1(source: ConfigSource, common: Values) -> Values:
     """Falcon-H1. Its factors are in the weights, and gates come before the norm, as llama.cpp has it."""
     inner, heads = source.count("ssm.inner_size"), source.count("ssm.time_step_rank")
     return like_llama("FalconH1ForCausalLM")(source, common) | {
@@ -200,7 +200,7 @@ def read_falcon_h1(source: Source, common: Values) -> Values:
     }
 
 
-def read_kimi_linear(source: Source, common: Values) -> Values:
+def read_kimi_linear(source: ConfigSource, common: Values) -> Values:
     """Kimi Linear. Its latent attention has no positions, and its experts' weights add up to 1, as in llama.cpp."""
     check_sigmoids(source)
     heads, plain = common["num_attention_heads"], source.count("rope.dimension_count")

@@ -11,7 +11,7 @@ MOST_FACTORS = 2**12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class ConfigSource:
     """A file whose configuration is read.
 
     Attributes:

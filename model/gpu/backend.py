@@ -19,7 +19,7 @@ from model.forward import Model
 from model.gpu.attention_backend import TritonAttention, why_not
 from model.gpu.compilations import Compilations
 from model.gpu.draws import GpuOps, prepare_draws, start_draws
-from model.gpu.float8_product import Float8Product, Float8Weights, can_multiply
+from model.gpu.float8_product import Float8Product, ScaledFloat8Weights, can_multiply
 from model.gpu.graphs import CudaRecorder, GraphDecoder, most_graph_tokens
 from model.gpu.graphs import why_not as why_no_graphs
 from model.gpu.group_linear import GroupProduct
@@ -105,7 +105,7 @@ class TritonBackend:
     ) -> Float8Product | RoundedProduct:
         """Makes a product whose rows are rounded."""
         if can_multiply(rounding, dtype, self.device):
-            made = Float8Weights.of(form, weights, self.device)
+            made = ScaledFloat8Weights.of(form, weights, self.device)
             if made is not None:
                 return Float8Product(rounding, made, None if bias is None else bias.to(dtype))
         return RoundedProduct(rounding, self._product(form, weights, bias, dtype))

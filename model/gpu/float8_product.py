@@ -26,7 +26,7 @@ FEW_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Float8Weights:
+class ScaledFloat8Weights:
     """Weights in float8 with one scale an output.
 
     Attributes:
@@ -38,7 +38,7 @@ class Float8Weights:
     scales: Tensor
 
     @staticmethod
-    def of(form: GroupFormat, weights: Sequence[StoredWeight], device: torch.device) -> "Float8Weights | None":
+    def of(form: GroupFormat, weights: Sequence[StoredWeight], device: torch.device) -> "ScaledFloat8Weights | None":
         """Unpacks weights, a block at a time. Returns None where they are stored otherwise, or in other sizes.
 
         Raises:
@@ -55,7 +55,7 @@ class Float8Weights:
             values[part] = groups.values.to(device)
             scales[0, part] = wide_scales(groups)[:, 0].to(device)
             start = part.stop
-        return Float8Weights(values.view(torch.float8_e4m3fn), scales)
+        return ScaledFloat8Weights(values.view(torch.float8_e4m3fn), scales)
 
 
 class Float8Product:
@@ -66,7 +66,7 @@ class Float8Product:
     and may depend on that number.
     """
 
-    def __init__(self, rounding: RowRounding, weights: Float8Weights, bias: Tensor | None) -> None:
+    def __init__(self, rounding: RowRounding, weights: ScaledFloat8Weights, bias: Tensor | None) -> None:
         """Takes a rounding for which `can_multiply` holds."""
         self._scale, self._weights, self._bias = rounding.scale, weights, bias
 

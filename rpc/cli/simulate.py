@@ -17,7 +17,7 @@ from rpc.cli.options import build, with_settings
 from rpc.cli.replay import AsJson, File, fail
 from rpc.cli.tables import print_table, written
 from rpc.simulation.changes import Changes
-from rpc.simulation.settings import DeploymentSettings, EngineSettings, TrafficSettings, parse_slo
+from rpc.simulation.settings import DeploymentSettings, SimulatedEngineSettings, TrafficSettings, parse_slo
 from scheduler.scaling_settings import ScalingSettings
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PANELS: dict[type, str | None] = {
     TrafficSettings: "Traffic",
-    EngineSettings: "Engines",
+    SimulatedEngineSettings: "Engines",
     Changes: "Changed settings of the engines",
 }
 ERRORS = (OSError, ValueError, OverflowError, MemoryError, csv.Error)  # of files that are no traces or profiles, too
@@ -61,11 +61,11 @@ def simulate(
 
     A step takes as long as the costs of the engine's profile say. Two simulations with one seed are equal.
     """
-    from rpc.simulation.served import Targets, finite
+    from rpc.simulation.served import LatencyTargets, finite
     from rpc.simulation.tenants import by_tenant
 
     try:
-        targets = Targets() if slo is None else parse_slo(slo)
+        targets = LatencyTargets() if slo is None else parse_slo(slo)
         check_charts(html)
         scenario = _scenario(values, build(DeploymentSettings, values), build(ScalingSettings, values))
         cluster = scenario.cluster()
@@ -175,7 +175,7 @@ def _scenario(
 ) -> "Scenario":
     from rpc.simulation.scenario import scenario_of
 
-    traffic, engines = build(TrafficSettings, values), build(EngineSettings, values)
+    traffic, engines = build(TrafficSettings, values), build(SimulatedEngineSettings, values)
     return scenario_of(traffic, engines, build(Changes, values), deployment, scaling)
 
 

@@ -38,7 +38,7 @@ MEANINGFUL = (
 """Settings of the model that a simulated engine follows, or that say nothing of it."""
 
 
-class SimulatedEngine(LocalEngine):
+class LocalSimulatedEngine(LocalEngine):
     """A `LocalEngine` whose steps do not hold up its end."""
 
     def __init__(
@@ -86,7 +86,7 @@ def make_simulated(config: EngineConfig, sink: Sink) -> LocalEngine:
         profile.name, simulation.speed, profile.source,
     )  # fmt: skip
     readiness = None if grammars is None else GrammarReadiness(grammars)
-    return SimulatedEngine(scheduler, executor, info, sink, readiness, timeline.interrupt)
+    return LocalSimulatedEngine(scheduler, executor, info, sink, readiness, timeline.interrupt)
 
 
 def check_simulated(config: EngineConfig) -> None:

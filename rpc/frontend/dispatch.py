@@ -104,7 +104,7 @@ class Dispatch:
         live.submissions += 1
         live.sent = time.monotonic()
         if again:
-            self._metrics.replayed(stream.length)
+            self._metrics.resubmitted(stream.length)
         live.stop_queue_timer()
         self._live[live.attempt], self._replicas_by_attempt[live.attempt] = live, replica
         emitted = stream.emitted()

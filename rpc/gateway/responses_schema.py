@@ -44,7 +44,7 @@ class TextPart(Strict):
         return self
 
 
-class ImagePart(Strict):
+class InputImage(Strict):
     """An image of a message, as a data URL."""
 
     type: Literal["input_image"]
@@ -61,7 +61,7 @@ def _part_kind(value: Any) -> str:
     return "image" if isinstance(value, dict) and value.get("type") == "input_image" else "text"
 
 
-Part = Annotated[Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("image")], Discriminator(_part_kind)]
+Part = Annotated[Annotated[TextPart, Tag("text")] | Annotated[InputImage, Tag("image")], Discriminator(_part_kind)]
 Parts = Annotated[list[Part], Field(fail_fast=True, max_length=MOST_PARTS), BeforeValidator(_parts)]
 
 
@@ -83,8 +83,8 @@ class MessageItem(Strict):
         return {"role": role, "content": "".join(part["text"] for part in parts) if plain else parts}
 
 
-def _chat_part(part: TextPart | ImagePart) -> dict[str, Any]:
-    if isinstance(part, ImagePart):
+def _chat_part(part: TextPart | InputImage) -> dict[str, Any]:
+    if isinstance(part, InputImage):
         return {"type": "image_url", "image_url": {"url": part.image_url}}
     return {"type": "text", "text": part.text or part.refusal or ""}
 

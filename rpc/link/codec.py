@@ -53,7 +53,7 @@ ID_LISTS = ("allowed", "not_yet", "reasoning_begin", "reasoning_end", "grammar_s
 def encode_events(events: Sequence[Event]) -> pb.ConnectRequest:
     return pb.ConnectRequest(
         submits=[_encode_submit(event) for event in events if isinstance(event, Submit)],
-        finishes=[pb.Finish(attempt=e.attempt, index=e.index) for e in events if isinstance(e, Abort)],
+        aborts=[pb.Abort(attempt=e.attempt, index=e.index) for e in events if isinstance(e, Abort)],
         asks=[
             pb.Ask(ticket=event.ticket, question=f"QUESTION_{event.question.name}")
             for event in events
@@ -130,8 +130,8 @@ def decode_events(message: pb.ConnectRequest) -> list[Event]:
         submits: list[Event] = [_decode_submit(submit) for submit in message.submits]
     except InvalidRequest as error:
         raise LinkError(str(error)) from None
-    finishes = [Abort(f.attempt, f.index if f.HasField("index") else None) for f in message.finishes]
-    return [*submits, *finishes, *(_decode_ask(ask) for ask in message.asks)]
+    aborts = [Abort(a.attempt, a.index if a.HasField("index") else None) for a in message.aborts]
+    return [*submits, *aborts, *(_decode_ask(ask) for ask in message.asks)]
 
 
 def _decode_ask(message: pb.Ask) -> AdminQuery:

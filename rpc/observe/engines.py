@@ -39,7 +39,10 @@ COUNTERS = {
         "quire_kv_pages_swap_lost",
         "KV pages whose copy in the host tier had changed; they are computed anew.",
     ),
-    "pages_transferred": ("quire_kv_pages_brought", "KV pages copied in from another engine, whose streams came here."),
+    "pages_transferred": (
+        "quire_kv_pages_transferred",
+        "KV pages transferred from another engine, whose streams came here.",
+    ),
     "imbalances": (
         "quire_kv_ledger_imbalances",
         "KV pages whose count of holders the ledger found wrong; they are set aside.",

@@ -96,9 +96,12 @@ class Metrics:
         self._moves = make.counters(
             "quire_requests_moved", "Requests that left an engine before they had ended, by cause.", "cause", MOVES
         )
-        self._replays = make.counter("quire_request_replays", "Times that a request was given to another engine.")
-        self._replayed = make.counter(
-            "quire_replayed_tokens", "Tokens of requests given to another engine, which computes or copies their KV."
+        self._resubmissions = make.counter(
+            "quire_request_resubmissions", "Times that a request was submitted anew, to another engine."
+        )
+        self._resubmitted_tokens = make.counter(
+            "quire_resubmitted_tokens",
+            "Tokens of requests submitted to another engine, which computes their KV or has it transferred.",
         )
         self.prompt_tokens = make.counter("quire_prompt_tokens", "Prompt tokens of requests that left the queue.")
         self.cached_tokens = make.counter("quire_prompt_tokens_cached", "Prompt tokens that the prefix cache had.")
@@ -185,10 +188,10 @@ class Metrics:
         """Counts requests that left an engine before their end, by a cause of MOVES."""
         self._moves[cause].inc(count)
 
-    def replayed(self, tokens: int) -> None:
-        """Counts a request that is given to another engine, and its tokens so far."""
-        self._replays.inc()
-        self._replayed.inc(tokens)
+    def resubmitted(self, tokens: int) -> None:
+        """Counts a request that is submitted to another engine, and its tokens so far."""
+        self._resubmissions.inc()
+        self._resubmitted_tokens.inc(tokens)
 
     def engine_attached(self, pages: int, engine: int = 0, page_size: int = 16) -> None:
         """Counts the start of an engine, as `EngineMetrics.attached`."""

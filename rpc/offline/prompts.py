@@ -13,7 +13,7 @@ from typing import Any
 from rpc.image_files import ImageFile, read_image
 from scheduler.invalid import InvalidRequest
 from scheduler.prompts import Chat, ChatMessage, ImageHere
-from scheduler.tools import Choice, Tool, ToolCall, ToolUse
+from scheduler.tools import Tool, ToolCall, ToolChoice, ToolUse
 
 PromptDict = Mapping[str, Any]
 Prompt = str | Sequence[int] | PromptDict
@@ -158,9 +158,9 @@ def read_tools(tools: Iterable[object], choice: str, name: str) -> ToolUse:
     Raises:
         InvalidRequest: A value has no form of tools.
     """
-    if choice not in tuple(Choice):
-        raise InvalidRequest("tool_choice", choice, f"must be one of {', '.join(Choice)}")
-    return ToolUse(tuple(_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)), Choice(choice), name)
+    if choice not in tuple(ToolChoice):
+        raise InvalidRequest("tool_choice", choice, f"must be one of {', '.join(ToolChoice)}")
+    return ToolUse(tuple(_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)), ToolChoice(choice), name)
 
 
 def _function(name: str, value: object, keys: tuple[str, ...]) -> dict[str, Any]:

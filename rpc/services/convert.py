@@ -21,7 +21,7 @@ from scheduler.parameters import Beam, Output, Sampling, Stopping
 from scheduler.prompts import Chat, ChatMessage, ImageHere, Truncation, check_message_count
 from scheduler.spec import Spec
 from scheduler.structured import FIELD, KINDS, Structured
-from scheduler.tools import Choice, Tool, ToolCall, ToolUse
+from scheduler.tools import Tool, ToolCall, ToolChoice, ToolUse
 
 T = TypeVar("T")
 
@@ -40,10 +40,10 @@ FINISH_REASONS = {
 
 
 CHOICES = {
-    pb.TOOL_CHOICE_UNSPECIFIED: Choice.AUTO,
-    pb.TOOL_CHOICE_AUTO: Choice.AUTO,
-    pb.TOOL_CHOICE_NONE: Choice.NONE,
-    pb.TOOL_CHOICE_REQUIRED: Choice.REQUIRED,
+    pb.TOOL_CHOICE_UNSPECIFIED: ToolChoice.AUTO,
+    pb.TOOL_CHOICE_AUTO: ToolChoice.AUTO,
+    pb.TOOL_CHOICE_NONE: ToolChoice.NONE,
+    pb.TOOL_CHOICE_REQUIRED: ToolChoice.REQUIRED,
 }
 
 

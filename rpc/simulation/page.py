@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from rpc.simulation.cluster import COLUMNS
-from rpc.simulation.served import Serving, Targets
+from rpc.simulation.served import LatencyTargets, Serving
 from rpc.simulation.tenants import PERCENTILES, TPOT, TTFT, TenantFigures
 
 SHOWN = 99.5  # percentile of latencies at which axes end: a few would leave no room for the others
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 def draw(
     serving: Serving,
     samples: Sequence[tuple[float, ...]],
-    targets: Targets,
+    targets: LatencyTargets,
     title: str,
     tenants: Sequence[TenantFigures] = (),
 ) -> Figure:

@@ -7,7 +7,7 @@ from rpc.simulation.changes import Changes
 from rpc.simulation.deployment import Deployment
 from rpc.simulation.routers import ROUTERS
 from rpc.simulation.scenario import Scenario
-from rpc.simulation.served import Targets
+from rpc.simulation.served import LatencyTargets
 from scheduler.scaling_settings import ScalingSettings
 from scheduler.settings import SCHEDULING_POLICIES
 
@@ -40,7 +40,7 @@ class Plan:
         trials: All simulations so far, in order.
     """
 
-    def __init__(self, scenario: Scenario, targets: Targets, share: float, most: int) -> None:
+    def __init__(self, scenario: Scenario, targets: LatencyTargets, share: float, most: int) -> None:
         """Makes a plan.
 
         Args:

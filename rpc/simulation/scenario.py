@@ -13,7 +13,7 @@ from rpc.simulation.deployment import Deployment
 from rpc.simulation.engine import Draws
 from rpc.simulation.recorded import Trace, recorded_draws, recorded_holds, recorded_stops, recorded_traffic
 from rpc.simulation.served import Ledger
-from rpc.simulation.settings import DeploymentSettings, EngineSettings, TrafficSettings
+from rpc.simulation.settings import DeploymentSettings, SimulatedEngineSettings, TrafficSettings
 from rpc.simulation.tenants import with_tenants
 from rpc.simulation.traffic import Timed, submits
 from scheduler.profile import Profile, read_profile
@@ -53,7 +53,7 @@ class Scenario:
 
 def scenario_of(
     traffic: TrafficSettings,
-    engines: EngineSettings,
+    engines: SimulatedEngineSettings,
     changes: Changes,
     deployment: DeploymentSettings | None = None,
     scaling: ScalingSettings | None = None,

@@ -20,7 +20,7 @@ NOTHING: Floats = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class LatencyTargets:
     """Latencies that a request should keep, in seconds; None for no target.
 
     Attributes:
@@ -173,7 +173,7 @@ class Serving:
         """Mean seconds of a token after the first one, of requests that had several tokens."""
         return _known(self.ledger.tpot)
 
-    def met(self, targets: Targets) -> float:
+    def met(self, targets: LatencyTargets) -> float:
         """Returns the share of requests that were served to their end within targets, of all that came.
 
         One that its client left before the end was not.

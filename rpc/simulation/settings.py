@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 
 from rpc.loadgen.traces import KINDS, KNOWN
-from rpc.simulation.served import Targets
+from rpc.simulation.served import LatencyTargets
 
 FORMATS = ("azure", "mooncake", "recorded")
 UNITS = {"ms": 1e-3, "s": 1.0}
@@ -58,7 +58,7 @@ class TrafficSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class SimulatedEngineSettings:
     """Engines of a simulation, and the choice among them."""
 
     profile: str | None = field(
@@ -95,7 +95,7 @@ class DeploymentSettings:
     )
 
 
-def parse_slo(text: str) -> Targets:
+def parse_slo(text: str) -> LatencyTargets:
     """Reads targets such as "ttft=500ms,itl=50ms". Raises ValueError."""
     found = dict[str, float]()
     for part in text.split(","):
@@ -105,4 +105,4 @@ def parse_slo(text: str) -> Targets:
                 f"--slo is {text!r}, must be ttft=TIME, itl=TIME or both with a comma, as ttft=500ms,itl=0.05s"
             )
         found[match[1]] = float(match[2]) * UNITS[match[3]]
-    return Targets(**found)
+    return LatencyTargets(**found)

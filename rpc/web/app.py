@@ -27,8 +27,8 @@ from rpc.web.recorded import RecordedRequests
 
 FILES = {
     "": ("index.html", "text/html"),
-    "page.js": ("page.js", "text/javascript"),
-    "page.css": ("page.css", "text/css"),
+    "dashboard.js": ("dashboard.js", "text/javascript"),
+    "dashboard.css": ("dashboard.css", "text/css"),
 }
 REQUESTS = 30  # entries of the list of requests
 LETTERS = {PageState.FREE: ".", PageState.HELD: "#", PageState.CACHED: "o", PageState.SET_ASIDE: "!"}

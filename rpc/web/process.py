@@ -65,14 +65,14 @@ class DashboardServer:
         Raises:
             OSError: The port cannot be opened.
         """
-        check_free("--page-port", HOST, port)
+        check_free("--dashboard-port", HOST, port)
         self._listener = socket.create_server((HOST, port), backlog=128)
         serving = asyncio.create_task(self._server.serve([self._listener]))
         self._tasks = [serving, asyncio.create_task(self._history.follow())]
         while not self._server.started:
             if serving.done():
                 serving.result()
-                raise OSError(f"--page-port {port}: the HTTP server has ended at once")
+                raise OSError(f"--dashboard-port {port}: the HTTP server has ended at once")
             await asyncio.sleep(0.01)
         return f"http://{HOST}:{self._listener.getsockname()[1]}/"
 

@@ -64,7 +64,7 @@ class Prompts:
         """Runs a request, and writes its lines. Raises RequestFailed."""
         spec = convert.spec_from(message, tenant)
         writer = StreamWriter(lines, self._frontend.settings.write_stall)
-        async with self._frontend.open(spec, f"page-{secrets.token_hex(8)}", None) as live:
+        async with self._frontend.open(spec, f"dashboard-{secrets.token_hex(8)}", None) as live:
             try:
                 await writer.run(_stream(live, writer))
             except SlowReader as slow:
@@ -159,7 +159,7 @@ def spec_in(body: bytes) -> pb.GenerationSpec:
             raise RequestFailed("INVALID_ARGUMENT", "INVALID_FIELD", message, field="seed")
         fields["seed"] = int(seed)
     try:
-        # The page shows what the model writes, its reasoning too.
+        # The dashboard shows what the model writes, its reasoning too.
         return (
             spec_of([{"role": "user", "content": text}], raw_text=True, **fields) if chat else spec_of(text, **fields)
         )

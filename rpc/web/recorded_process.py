@@ -99,7 +99,7 @@ def main(file: str, began: str, attempt: str) -> int:
     try:
         answer = json.dumps(explained(Path(file), float(began), int(attempt)))
         if len(answer) > MOST_ANSWER:
-            message = "the timeline has too many intervals for this page: `quire explain` shows all"
+            message = "the timeline has too many intervals for the dashboard: `quire explain` shows all"
             raise RequestFailed("FAILED_PRECONDITION", "TIMELINE_TOO_LONG", message)
     except RequestFailed as error:
         answer, status = json.dumps(asdict(error)), FAILED

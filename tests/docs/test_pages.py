@@ -47,7 +47,7 @@ STEP = re.compile(
     re.DOTALL,
 )
 """What a page shows: blocks, commands in the middle of sentences (`quire top` alone is a name), and questions to the
-page of --page-port."""
+dashboard."""
 NOT_RUN = ("dmesg", "pip ", "py-spy ", "ssh ", "quire admin cancel ", "quire bench serve")
 """In sentences: what needs rights, a network, another machine, a program that is not ours, a live request, or is shown
 below with its flags."""

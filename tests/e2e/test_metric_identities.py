@@ -223,12 +223,12 @@ def test_a_killed_engine_costs_no_count_and_doubles_none(rig: Rig) -> None:
     rig.settle(running)
     assert rig.value("quire_engine_failures_total") == 1
     assert rig.value("quire_engine_starts_total") == 3
-    assert rig.value("quire_request_replays_total") == lost
-    assert rig.value("quire_replayed_tokens_total") > lost
+    assert rig.value("quire_request_resubmissions_total") == lost
+    assert rig.value("quire_resubmitted_tokens_total") > lost
 
 
 def test_a_drain_and_a_restart_neither(rig: Rig) -> None:
-    running, before = rig.streams(6), rig.value("quire_request_replays_total")
+    running, before = rig.streams(6), rig.value("quire_request_resubmissions_total")
     moved = rig.admin.DrainReplica(admin_pb.DrainReplicaRequest(replica=0)).moved_count
     assert (rig.value("quire_replicas"), rig.value("quire_replicas_drained")) == (1, 1)
     rig.admin.ResumeReplica(admin_pb.ResumeReplicaRequest(replica=0))
@@ -236,7 +236,7 @@ def test_a_drain_and_a_restart_neither(rig: Rig) -> None:
     rig.settle(running)
     assert moved > 0
     assert rig.value('quire_requests_moved_total{cause="drain"}') == moved
-    assert rig.value("quire_request_replays_total") - before == moved
+    assert rig.value("quire_request_resubmissions_total") - before == moved
     assert rig.value("quire_engine_failures_total") == 1, "one that is asked to end has not failed"
     assert rig.value("quire_replicas") == rig.value("quire_replicas_wanted") == 2
 

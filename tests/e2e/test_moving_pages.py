@@ -14,7 +14,7 @@ from quire.v1 import admin_service_pb2_grpc as pb_grpc
 from tests.support.server import RunningServer, running_server, stream_request
 
 STREAMS, PROMPT, TOKENS, PAGE = 3, 600, 250, 8
-BROUGHT, COMPUTED = "quire_kv_pages_brought_total", "quire_computed_tokens_total"
+TRANSFERRED, COMPUTED = "quire_kv_pages_transferred_total", "quire_computed_tokens_total"
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def move(server: RunningServer, expected: list[list[int]], source: int, how: str
         after = server.metrics()
         admin.ResumeReplica(pb.ResumeReplicaRequest(replica=source))
     assert moved == STREAMS
-    return after[BROUGHT] - before[BROUGHT], after[COMPUTED] - before[COMPUTED]
+    return after[TRANSFERRED] - before[TRANSFERRED], after[COMPUTED] - before[COMPUTED]
 
 
 def move_pages(server: RunningServer, expected: list[list[int]], source: int, how: str, most: float = math.inf) -> None:

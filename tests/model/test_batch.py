@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.input_batch import InputBatch, Packed, StepWork
+from model.input_batch import InputBatch, Packed, StepSlices
 from scheduler.controls import Controls
 from scheduler.step import Join, StepPlan
 
@@ -108,7 +108,7 @@ def test_packed_work_and_every_half_of_it(batch: list[Sequence], before: list[Se
     step = plan_of(batch, leaves=[s.row for s in before])
     input_batch.apply(step)
 
-    def walk(work: StepWork, part: list[Sequence], places: list[int]) -> None:
+    def walk(work: StepSlices, part: list[Sequence], places: list[int]) -> None:
         check(input_batch.pack(work), part)
         assert work.draws[:, 2].tolist() == places
         if len(part) > 1:
@@ -119,7 +119,7 @@ def test_packed_work_and_every_half_of_it(batch: list[Sequence], before: list[Se
             walk(first, part[:middle], places[:drawing])
             walk(second, part[middle:], places[drawing:])
 
-    walk(StepWork.of(step), batch, list(range(len(step.logits))))
+    walk(StepSlices.of(step), batch, list(range(len(step.logits))))
 
 
 def test_a_decode_takes_the_token_that_the_row_drew_last() -> None:
@@ -129,7 +129,7 @@ def test_a_decode_takes_the_token_that_the_row_drew_last() -> None:
     input_batch.last[[3, 1]] = [41, 42]
     slices = np.array([[1, 2, 1], [3, 3, 1]], np.int32)
     logits = np.array([[0, 1], [1, 3]], np.int32)
-    packed = input_batch.pack(StepWork.of(plan(1, slices=slices, logits=logits)))
+    packed = input_batch.pack(StepSlices.of(plan(1, slices=slices, logits=logits)))
     assert packed.tokens.tolist() == [42, 41]
     assert packed.positions.tolist() == [1, 2], "output positions: second and third token"
 
@@ -160,7 +160,7 @@ def test_a_row_has_the_pages_of_its_present_tenant(groups: int) -> None:
     def slots(row: int, *positions: int) -> list[list[int]]:
         """[groups, positions] where the executor puts these positions of the row."""
         slices = np.array([[row, position, 1] for position in positions], np.int32)
-        packed = [input_batch.pack(StepWork.of(plan(slices=one))) for one in slices]
+        packed = [input_batch.pack(StepSlices.of(plan(slices=one))) for one in slices]
         return np.concatenate([one.shape.slots for one in packed], axis=1).tolist()
 
     apply([], [2, 4], [(g, 2, i, 10 * g + i) for g in range(groups) for i in range(3)])
@@ -179,6 +179,6 @@ def test_a_page_that_stands_in_a_table_can_be_exchanged() -> None:
     sequence = Sequence(3, tuple(range(12)), 12, 0, 12, False)
     input_batch.apply(plan_of([sequence]))
     input_batch.apply(plan(1, grown=np.array([[0, 3, 1, 99]], np.int32)))
-    packed = input_batch.pack(StepWork.of(plan(slices=np.array([[3, 0, 12]], np.int32))))
+    packed = input_batch.pack(StepSlices.of(plan(slices=np.array([[3, 0, 12]], np.int32))))
     before, after = pages_of(sequence).tolist(), packed.shape.tables[0, 3, :3].tolist()
     assert after == [before[0], 99, before[2]]

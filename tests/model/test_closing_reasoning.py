@@ -23,7 +23,7 @@ from model.structured.forbidding import apply_masks
 from model.structured.forcing import Forcing
 from model.structured.grammar_mask import GrammarMask
 from scheduler.structured import Structured
-from scheduler.tools import NO_TOOLS, Choice, Tool, ToolUse
+from scheduler.tools import NO_TOOLS, Tool, ToolChoice, ToolUse
 from tests.support.chats import TOOLED
 
 SCHEMA = {
@@ -34,7 +34,7 @@ SCHEMA = {
 }
 TOOL = Tool("weather", parameters=json.dumps(SCHEMA), strict=True)
 WANTED = {
-    "call": (ToolUse((TOOL,), Choice.REQUIRED, parallel=False), None),
+    "call": (ToolUse((TOOL,), ToolChoice.REQUIRED, parallel=False), None),
     "answer": (NO_TOOLS, Structured.json_schema(SCHEMA)),
 }
 SPECIAL = {5: "<think>", 6: "</think>", 7: "<tool_call>", 8: "</tool_call>"}

@@ -14,7 +14,7 @@ from rpc.frontend.errors import RequestFailed
 from rpc.image_files import MOST_BYTES
 from rpc.services.convert import spec_from
 from scheduler.prompts import Chat, ChatMessage, ImageHere
-from scheduler.tools import Choice, Tool, ToolCall, ToolUse
+from scheduler.tools import Tool, ToolCall, ToolChoice, ToolUse
 
 
 def parse(values: object) -> OwnLine:
@@ -90,7 +90,7 @@ def test_tools_and_turns_with_calls() -> None:
     )
     schema = json.dumps(WEATHER)
     tools = (Tool("weather", "Rain", schema, strict=True), Tool("now", "", schema), Tool("stop"))
-    assert chat.tool_use == ToolUse(tools, Choice.REQUIRED, "weather", parallel=False)
+    assert chat.tool_use == ToolUse(tools, ToolChoice.REQUIRED, "weather", parallel=False)
 
 
 def test_images_are_base64_or_files_beside_the_input(tmp_path: Path) -> None:

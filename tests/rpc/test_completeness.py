@@ -24,7 +24,7 @@ from scheduler.prompts import Chat, ChatMessage
 from scheduler.resolve import resolve
 from scheduler.spec import Spec
 from scheduler.structured import Structured
-from scheduler.tools import Choice, Tool, ToolUse
+from scheduler.tools import Tool, ToolChoice, ToolUse
 from tests.support.checkpoints import byte_tokenizer
 from tests.support.frontends import outputs
 
@@ -51,7 +51,7 @@ def made(tokenizer: Tokenizer) -> Iterator[Outputs]:
     outputs.close()
 
 
-def asked(choice: Choice | None = None, structured: Structured | None = None, **more: Any) -> Spec:
+def asked(choice: ToolChoice | None = None, structured: Structured | None = None, **more: Any) -> Spec:
     use = ToolUse((Tool("look", parameters=EMPTY, strict=True),), choice) if choice is not None else ToolUse(())
     return Spec(Chat((ChatMessage("user", "a"),), tool_use=use), structured=structured, **more)
 
@@ -81,16 +81,16 @@ PLAIN_TAGS = Structured.structural_tag(
 )
 
 CASES = {
-    "a call": (asked(Choice.REQUIRED), CALL, CLOSED),
-    "two calls": (asked(Choice.REQUIRED), f"{CALL}\n{CALL}", CLOSED),
-    "a call, cut off": (asked(Choice.REQUIRED), CALL.removesuffix("</tool_call>"), LENGTH),
-    "a second call, cut off": (asked(Choice.REQUIRED), f"{CALL}\n{CALL[:30]}", LENGTH),
-    "a call that may come": (asked(Choice.AUTO), CALL, CLOSED),
-    "an answer beside tools": (asked(Choice.AUTO), "I look.", LENGTH),
-    "a call behind an answer": (asked(Choice.AUTO), f"I look.{CALL}", CLOSED),
-    "a call behind reasoning": (asked(Choice.AUTO), f"<think>Hm.</think>{CALL}", CLOSED),
-    "reasoning, cut off": (asked(Choice.AUTO), "<think>Hm.", LENGTH),
-    "a call instead of a constrained answer": (asked(Choice.AUTO, ANSWER), CALL, CLOSED),
+    "a call": (asked(ToolChoice.REQUIRED), CALL, CLOSED),
+    "two calls": (asked(ToolChoice.REQUIRED), f"{CALL}\n{CALL}", CLOSED),
+    "a call, cut off": (asked(ToolChoice.REQUIRED), CALL.removesuffix("</tool_call>"), LENGTH),
+    "a second call, cut off": (asked(ToolChoice.REQUIRED), f"{CALL}\n{CALL[:30]}", LENGTH),
+    "a call that may come": (asked(ToolChoice.AUTO), CALL, CLOSED),
+    "an answer beside tools": (asked(ToolChoice.AUTO), "I look.", LENGTH),
+    "a call behind an answer": (asked(ToolChoice.AUTO), f"I look.{CALL}", CLOSED),
+    "a call behind reasoning": (asked(ToolChoice.AUTO), f"<think>Hm.</think>{CALL}", CLOSED),
+    "reasoning, cut off": (asked(ToolChoice.AUTO), "<think>Hm.", LENGTH),
+    "a call instead of a constrained answer": (asked(ToolChoice.AUTO, ANSWER), CALL, CLOSED),
     "a constrained answer": (asked(None, ANSWER), "[1, 2]", CLOSED),
     "it, cut off": (asked(None, ANSWER), "[1, 2", LENGTH),
     "it behind reasoning": (asked(None, ANSWER), "<think>[1]</think>[1, 2]", CLOSED),
@@ -98,11 +98,11 @@ CASES = {
     "reasoning before what may be empty": (asked(None, Structured.regex("a*")), "<think>a", LENGTH),
     "raw text": (asked(None, ANSWER, output=Output(raw_text=True)), "<think>[1]</think>[1, 2]", CLOSED),
     "no text": (asked(None, ANSWER, output=Output(text=False)), "[1, 2]", CLOSED),
-    "a call without text": (asked(Choice.REQUIRED, output=Output(text=False)), CALL, CLOSED),
-    "it, cut off, without text": (asked(Choice.REQUIRED, output=Output(text=False)), CALL[:30], LENGTH),
-    "an answer beside tools without text": (asked(Choice.AUTO, output=Output(text=False)), "I look.", LENGTH),
-    "a raw call behind an answer": (asked(Choice.AUTO, output=Output(raw_text=True)), f"I look.{CALL}", CLOSED),
-    "a raw answer behind a call": (asked(Choice.AUTO, output=Output(raw_text=True)), f"{CALL} So.", LENGTH),
+    "a call without text": (asked(ToolChoice.REQUIRED, output=Output(text=False)), CALL, CLOSED),
+    "it, cut off, without text": (asked(ToolChoice.REQUIRED, output=Output(text=False)), CALL[:30], LENGTH),
+    "an answer beside tools without text": (asked(ToolChoice.AUTO, output=Output(text=False)), "I look.", LENGTH),
+    "a raw call behind an answer": (asked(ToolChoice.AUTO, output=Output(raw_text=True)), f"I look.{CALL}", CLOSED),
+    "a raw answer behind a call": (asked(ToolChoice.AUTO, output=Output(raw_text=True)), f"{CALL} So.", LENGTH),
     "a tag": (Spec("a", structured=TAGS), "so<|f|>12;", CLOSED),
     "a tag, cut off": (Spec("a", structured=TAGS), "so<|f|>12", LENGTH),
     "text behind a tag": (Spec("a", structured=TAGS), "so<|f|>12; it", LENGTH),
@@ -119,7 +119,7 @@ def test_an_output_is_closed_where_its_last_part_is_whole(made: Outputs, tokeniz
 
 
 STOPS: dict[str, tuple[Spec, str, str | None]] = {
-    "within a call": (asked(Choice.AUTO, Structured.regex("[a-z ]+")), CALL, None),
+    "within a call": (asked(ToolChoice.AUTO, Structured.regex("[a-z ]+")), CALL, None),
     "in reasoning": (asked(None, Structured.regex("[a-z ]+")), "<think>look</think>so", None),
     "behind reasoning": (asked(None, Structured.regex("[a-z ]+")), "<think>look</think>so look", "so "),
     "in an answer that has to go on": (asked(None, Structured.regex("(a look)+")), "a look", None),
@@ -127,7 +127,7 @@ STOPS: dict[str, tuple[Spec, str, str | None]] = {
         "structures": [{"begin": "<f>", "schema": {"type": "string"}, "end": ";"}], "triggers": ["<f"],
     })), 'a<f>"look";b', None),
     "between tags": (Spec("a", structured=PLAIN_TAGS), "a<f>1;look", "a<f>1;"),
-    "in an answer beside tools": (asked(Choice.AUTO), "I look", "I "),
+    "in an answer beside tools": (asked(ToolChoice.AUTO), "I look", "I "),
 }  # fmt: skip
 
 

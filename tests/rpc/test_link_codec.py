@@ -23,7 +23,7 @@ from scheduler.request import PromptImage, Request
 from scheduler.settings import RequestLimits
 from tests.support.examples import examples
 from tests.support.frontends import outputs
-from tests.support.links import finishes, step_outputs, submit, submits, unlike
+from tests.support.links import aborts, step_outputs, submit, submits, unlike
 
 few = settings(max_examples=examples(100), deadline=None)
 OWN_LIMITS = RequestLimits(stop_strings=7)
@@ -44,7 +44,7 @@ def through_info(info: EngineInfo) -> EngineInfo:
 
 
 @few
-@given(st.lists(submits() | finishes, max_size=5))
+@given(st.lists(submits() | aborts, max_size=5))
 def test_events_arrive_as_they_were_submits_first(events: list[Event]) -> None:
     expected = [e for e in events if isinstance(e, Submit)] + [e for e in events if isinstance(e, Abort)]
     assert unlike(expected, through_events(events)) == []

@@ -38,7 +38,7 @@ from tests.support.server import READY, details, stream_request
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-FREE = {"port": 0, "metrics_port": 0, "admin_port": 0, "page_port": 0}
+FREE = {"port": 0, "metrics_port": 0, "admin_port": 0, "dashboard_port": 0}
 
 
 class SlowFleet:

@@ -18,7 +18,7 @@ from scheduler.prompts import Chat, ChatMessage
 from scheduler.settings import RequestLimits
 from scheduler.spec import Spec
 from scheduler.structured import Structured
-from scheduler.tools import NO_TOOLS, Choice, Tool, ToolUse
+from scheduler.tools import NO_TOOLS, Tool, ToolChoice, ToolUse
 from tests.support.chats import TOOLED
 from tests.support.checkpoints import byte_tokenizer
 
@@ -58,7 +58,7 @@ def test_letters_in_a_schema_are_no_special_token(outputs: Outputs) -> None:
 
 def test_they_do_not_go_with_tools_that_may_be_called(outputs: Outputs) -> None:
     tools = (Tool("weather"),)
-    outputs.check(spec(TAG, ToolUse(tools, Choice.NONE)), LIMITS)
+    outputs.check(spec(TAG, ToolUse(tools, ToolChoice.NONE)), LIMITS)
     with pytest.raises(InvalidRequest, match="does not go with tools that may be called") as refused:
         outputs.check(spec(TAG, ToolUse(tools)), LIMITS)
     assert refused.value.field == "structured_output.structural_tag"
@@ -133,7 +133,7 @@ def test_a_model_calls_tools_in_its_own_tokens(special: bool) -> None:
     markers = tokenizer.marker_texts
     made = Outputs(ChatOutput.of("", markers, "hermes", "none"), special=markers)
     call = '{"name": "look", "arguments": {}}'
-    use = ToolUse((Tool("look", parameters=EMPTY),), Choice.REQUIRED)
+    use = ToolUse((Tool("look", parameters=EMPTY),), ToolChoice.REQUIRED)
     asked = Spec(Chat((ChatMessage("user", "a"),), tool_use=use))
     try:
         checked = made.grammar(asked, "")

@@ -19,7 +19,7 @@ from rpc.services.convert import spec_from
 from scheduler.invalid import InvalidRequest
 from scheduler.prompts import Chat
 from scheduler.spec import Spec
-from scheduler.tools import Choice, Tool, ToolCall, ToolUse
+from scheduler.tools import Tool, ToolCall, ToolChoice, ToolUse
 
 SCHEMA = {"type": "object", "properties": {"é": {"type": "string"}}}
 OWN: list[dict[str, Any]] = [
@@ -46,11 +46,11 @@ def chat_of(spec: Spec) -> Chat:
     return spec.prompt
 
 
-@pytest.mark.parametrize("choice", list(Choice))
+@pytest.mark.parametrize("choice", list(ToolChoice))
 @pytest.mark.parametrize("name", ["", "two"])
 @pytest.mark.parametrize("parallel", [True, False])
-def test_they_agree(choice: Choice, name: str, parallel: bool) -> None:
-    if name and choice is not Choice.REQUIRED:
+def test_they_agree(choice: ToolChoice, name: str, parallel: bool) -> None:
+    if name and choice is not ToolChoice.REQUIRED:
         return
     options = {"tools": OWN, "tool_choice": choice.value, "tool_name": name, "parallel_tool_calls": parallel}
     native = chat_of(spec_from(spec_of(turns(OWN_CALL, "reasoning"), **options)))
@@ -108,7 +108,7 @@ def test_allowed_tools_are_the_only_ones_that_are_offered(mode: str) -> None:
         use = chat_of(spec_from(chat_spec(asked))).tool_use
         assert use is not None
         assert [tool.name for tool in use.tools] == names[-1:]
-        assert use.choice is Choice(mode)
+        assert use.choice is ToolChoice(mode)
         # An error has the position among the client's own tools.
         assert f"tools[{len(names) - 1}]" in str(translated("chat.tools[0].parameters", names_of(asked)))
     named[0]["function"] = {"name": "nobody"}

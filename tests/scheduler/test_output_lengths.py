@@ -12,7 +12,7 @@ from cache_manager.block_hash import Scope
 from cache_manager.manager import CacheManager
 from scheduler.backpressure import Backpressure
 from scheduler.events import Abort, Event, Submit
-from scheduler.output_lengths import BORROWED, EDGES, FIRST_OUTPUT, MOST_KINDS, OutputLengths, Outputs, bucket_of
+from scheduler.output_lengths import BORROWED, EDGES, FIRST_OUTPUT, MOST_KINDS, OutputLengths, RecentOutputs, bucket_of
 from scheduler.request import Request
 from scheduler.scheduler import Scheduler
 from scheduler.settings import QueueLimits, SchedulerSettings
@@ -131,7 +131,7 @@ def tenants_are_one(real: Callable) -> Callable:
 
 def test_harness_catches(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        plant(patch, Outputs, "borrow", nothing_is_borrowed)
+        plant(patch, RecentOutputs, "borrow", nothing_is_borrowed)
         with pytest.raises(AssertionError):
             test_one_output_moves_a_kind_by_its_part()
     plant(monkeypatch, OutputLengths, "observe", tenants_are_one)

@@ -13,7 +13,7 @@ from scheduler.resolve import check_tool_use
 from scheduler.settings import RequestLimits
 from scheduler.spec import Spec
 from scheduler.structured import Structured
-from scheduler.tools import MOST_CALLS, MOST_TOOLS, Choice, Tool, ToolCall, ToolUse, object_of
+from scheduler.tools import MOST_CALLS, MOST_TOOLS, Tool, ToolCall, ToolChoice, ToolUse, object_of
 
 ONE = Tool("one")
 LIMITS = Limits(320, 256, 4096, 8, RequestLimits(structured_output_bytes=100), structured_output=True)
@@ -27,7 +27,7 @@ def message(**fields: object) -> Chat:
     return Chat((ChatMessage("user", "a"), ChatMessage("assistant", "", **fields)))  # type: ignore[arg-type]
 
 
-REQUIRED = ToolUse((ONE,), Choice.REQUIRED)
+REQUIRED = ToolUse((ONE,), ToolChoice.REQUIRED)
 CALL = ToolCall("i", "one", "{}")
 
 
@@ -40,9 +40,9 @@ CALL = ToolCall("i", "one", "{}")
         (lambda: ToolUse((Tool('a": <|x|>'),)), "chat.tools[0].name"),
         (lambda: ToolUse((ONE, ONE)), "chat.tools[1].name"),
         (lambda: ToolUse((ONE,) * (MOST_TOOLS + 1)), "chat.tools"),
-        (lambda: ToolUse((), Choice.REQUIRED), "chat.tool_choice"),
-        (lambda: ToolUse((ONE,), Choice.AUTO, "one"), "chat.tool_choice"),
-        (lambda: ToolUse((ONE,), Choice.REQUIRED, "other"), "chat.tool_name"),
+        (lambda: ToolUse((), ToolChoice.REQUIRED), "chat.tool_choice"),
+        (lambda: ToolUse((ONE,), ToolChoice.AUTO, "one"), "chat.tool_choice"),
+        (lambda: ToolUse((ONE,), ToolChoice.REQUIRED, "other"), "chat.tool_name"),
         (lambda: Chat((ChatMessage("user", "a", (CALL,)),)), "chat.messages[0].tool_calls"),
         (lambda: Chat((ChatMessage("user", "a", reasoning="b"),)), "chat.messages[0].reasoning"),
         (lambda: message(tool_calls=(CALL,) * (MOST_CALLS + 1)), "chat.messages[1].tool_calls"),
@@ -71,12 +71,12 @@ def test_refusals_name_the_field(make: Callable[[], object], field: str) -> None
 def test_what_is_offered_and_what_is_enforced() -> None:
     strict = Tool("two", strict=True)
     assert ToolUse((ONE, strict)).offered == (ONE, strict)
-    assert ToolUse((ONE, strict), Choice.NONE).offered == ()
-    assert ToolUse((ONE, strict), Choice.REQUIRED, "two").offered == (strict,)
+    assert ToolUse((ONE, strict), ToolChoice.NONE).offered == ()
+    assert ToolUse((ONE, strict), ToolChoice.REQUIRED, "two").offered == (strict,)
     assert not ToolUse((ONE,)).constrains
-    assert not ToolUse((ONE, strict), Choice.NONE).constrains
+    assert not ToolUse((ONE, strict), ToolChoice.NONE).constrains
     assert ToolUse((ONE, strict)).constrains
-    assert ToolUse((ONE,), Choice.REQUIRED).constrains
+    assert ToolUse((ONE,), ToolChoice.REQUIRED).constrains
     assert object_of("", "x") == {}
     assert Structured.json_object() is not None
     check_tool_use(asked(REQUIRED, stopping=Stopping(stop=("a",))), REQUIRED, LIMITS)

@@ -9,7 +9,7 @@ from model.simulated.faults import Fault
 from rpc.loadgen.traces import Arrival
 from rpc.simulation.cluster import COLUMNS, PARKED_SECONDS, Cluster
 from rpc.simulation.deployment import Deployment
-from rpc.simulation.served import Targets
+from rpc.simulation.served import LatencyTargets
 from rpc.simulation.traffic import Timed, submits
 from scheduler.events import Abort, EndReason, Submit
 from scheduler.scaling_settings import ScalingSettings
@@ -26,7 +26,7 @@ def test_a_client_that_leaves_while_its_engine_is_dead_is_gone() -> None:
         serving = Cluster(KILL, [*submits([LONG], 16), Timed(at, 0, Abort(0))]).run()
         assert serving.ledger.reasons == {0: EndReason.FINISHED}
         assert serving.ledger.tokens[0] < 300
-        assert serving.met(Targets()) == 0
+        assert serving.met(LatencyTargets()) == 0
         assert serving.seconds <= 2.0
 
 
@@ -34,7 +34,7 @@ def test_a_deadline_ends_what_is_not_done() -> None:
     serving = Cluster(Deployment(PATIENT, COSTS), submits([LONG, Arrival(0.0, 5, 2)], 16, deadline=1.0)).run()
     assert serving.ledger.reasons == {0: EndReason.FINISHED, 1: EndReason.LENGTH}
     assert serving.ledger.last[0] == pytest.approx(1.0, abs=0.1)
-    assert serving.met(Targets()) == 0.5
+    assert serving.met(LatencyTargets()) == 0.5
 
 
 def test_tokens_that_a_request_came_with_are_kept() -> None:
@@ -51,7 +51,7 @@ def test_a_client_stops_after_the_same_tokens_on_a_slower_engine() -> None:
         serving = Cluster(replace(KILL, faults=faults), traffic, stops={0: 27}).run()
         assert serving.ledger.reasons == {0: EndReason.FINISHED}
         assert 27 <= serving.ledger.tokens[0] <= 28  # a step may be in flight
-        assert serving.met(Targets()) == 1
+        assert serving.met(LatencyTargets()) == 1
 
 
 def test_requests_without_an_engine_fail_after_a_time() -> None:

@@ -15,7 +15,7 @@ from rpc.simulation.cluster import COLUMNS, Cluster
 from rpc.simulation.deployment import Deployment
 from rpc.simulation.engine import SECRET
 from rpc.simulation.routers import ROUTERS
-from rpc.simulation.served import Targets
+from rpc.simulation.served import LatencyTargets
 from rpc.simulation.traffic import submits
 from scheduler.events import EndReason
 from scheduler.scaling_settings import ScalingSettings
@@ -185,11 +185,11 @@ def test_shares_within_targets_are_counted_over_all_that_came() -> None:
         ]
     )
     assert 0 < expected < 1
-    assert serving.met(Targets(ttft, itl)) == pytest.approx(expected)
+    assert serving.met(LatencyTargets(ttft, itl)) == pytest.approx(expected)
     impatient = replace(PATIENT, queue=QueueLimits(wait=0.1))
     refused = Cluster(Deployment(impatient, COSTS), submits(arrivals(50, 50.0, 6), 16)).run()
     assert refused.figures()["refused"] > 0
-    assert refused.met(Targets()) == pytest.approx(1 - refused.figures()["refused"] / 50)
+    assert refused.met(LatencyTargets()) == pytest.approx(1 - refused.figures()["refused"] / 50)
 
 
 def test_a_request_that_fits_no_engine_is_named() -> None:

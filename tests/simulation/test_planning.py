@@ -7,13 +7,13 @@ from rpc.simulation.deployment import Deployment
 from rpc.simulation.planning import Plan
 from rpc.simulation.routers import ROUTERS
 from rpc.simulation.scenario import Scenario
-from rpc.simulation.served import Targets
+from rpc.simulation.served import LatencyTargets
 from rpc.simulation.traffic import submits
 from scheduler.settings import SCHEDULING_POLICIES
 from tests.simulation.test_cluster import PATIENT, arrivals
 from tests.simulation.test_engine import COSTS
 
-TARGETS = Targets(ttft=0.4)
+TARGETS = LatencyTargets(ttft=0.4)
 
 
 def scenario(rate: float) -> Scenario:

@@ -325,4 +325,4 @@ def submits(draw: st.DrawFn) -> Submit:
     return Submit(draw(ATTEMPT), request, emitted)
 
 
-finishes = st.builds(Abort, ATTEMPT, st.none() | UINT32)
+aborts = st.builds(Abort, ATTEMPT, st.none() | UINT32)

@@ -19,7 +19,7 @@ from quire.v1 import generation_service_pb2_grpc as pb_grpc
 
 from tests.support.forking import QUIRE, Quire, run_quire
 
-READY = re.compile(r"quire: ready: model (\S+) .*gRPC (\S+), metrics (\S+), admin ([^\s,]+)(?:, page (\S+))?")
+READY = re.compile(r"quire: ready: model (\S+) .*gRPC (\S+), metrics (\S+), admin ([^\s,]+)(?:, dashboard (\S+))?")
 START_SECONDS = 120
 STOP_SECONDS = 60
 
@@ -31,7 +31,7 @@ class RunningServer:
     address: str
     metrics_url: str
     admin: str
-    page: str | None = None
+    dashboard: str | None = None
 
     def metrics(self) -> dict[str, float]:
         """Samples by "name" or "name{outcome}"; the model_name label is left out."""

@@ -12,7 +12,7 @@ from model.inputs.chat_output.grammar_form import OfferedTool, OutputForm
 from model.inputs.chat_output.marks import Marks
 from model.inputs.chat_output.parser import Parsing
 from scheduler.structured import Structured
-from scheduler.tools import Choice, ToolUse
+from scheduler.tools import ToolChoice, ToolUse
 
 DIGEST, HEX_DIGITS = 16, 24  # bytes; digits of an id
 
@@ -122,7 +122,7 @@ class ChatOutput:
             self.reasoning if reasons else None,
             self.marks.ids,
             tuple(offered) if calls else (),
-            tool_use.choice is Choice.REQUIRED,
+            tool_use.choice is ToolChoice.REQUIRED,
             tool_use.parallel,
             self.thinks(prompt, continues),
             None if structured is None else (structured.kind, structured.text),

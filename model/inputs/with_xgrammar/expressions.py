@@ -76,7 +76,7 @@ def whole(expression: str) -> str:
     Raises:
         GrammarRefused: It has what has no form here.
     """
-    return " | ".join(branch.text for branch in _Reader(expression, ANY).read())
+    return " | ".join(branch.text for branch in _Rewriter(expression, ANY).read())
 
 
 def within_json(expression: str) -> str:
@@ -88,7 +88,7 @@ def within_json(expression: str) -> str:
         GrammarRefused: It has what has no form here, or a character that needs an escape.
     """
     around = f"{written(IN_JSON)}*"
-    branches = _Reader(expression, IN_JSON).read()
+    branches = _Rewriter(expression, IN_JSON).read()
     return " | ".join(f"{'' if b.begins else around} {b.text} {'' if b.ends else around}".strip() for b in branches)
 
 
@@ -122,7 +122,7 @@ def _char(char: str) -> str:
     return char if char in LETTERS else f"\\U{ord(char):08x}"
 
 
-class _Reader:
+class _Rewriter:
     """Reads one expression, and writes it anew."""
 
     def __init__(self, text: str, allowed: Ranges) -> None:

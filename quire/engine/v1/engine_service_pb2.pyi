@@ -62,16 +62,16 @@ class Page(_message.Message):
     def __init__(self, tokens: _Optional[bytes] = ..., content: _Optional[bytes] = ..., checksum: _Optional[int] = ..., tables: _Optional[bytes] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("submits", "finishes", "asks")
+    __slots__ = ("submits", "aborts", "asks")
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
-    FINISHES_FIELD_NUMBER: _ClassVar[int]
+    ABORTS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
-    finishes: _containers.RepeatedCompositeFieldContainer[Finish]
+    aborts: _containers.RepeatedCompositeFieldContainer[Abort]
     asks: _containers.RepeatedCompositeFieldContainer[Ask]
-    def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[Finish, _Mapping]]] = ..., asks: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ...) -> None: ...
+    def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., aborts: _Optional[_Iterable[_Union[Abort, _Mapping]]] = ..., asks: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ...) -> None: ...
 
-class Finish(_message.Message):
+class Abort(_message.Message):
     __slots__ = ("attempt", "index")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]

@@ -20,14 +20,14 @@ from model.inputs.grammar_checker import GrammarChecker
 from model.inputs.grammar_process import output_grammar, tokenizer_of, trial_ids
 from model.inputs.grammars import GrammarRefused, limits
 from scheduler.structured import Structured
-from scheduler.tools import Choice, Tool, ToolUse
+from scheduler.tools import Tool, ToolChoice, ToolUse
 from tests.model.chat_output.test_parser import form_of, parsed
 from tests.support.written_calls import CALLS, SCHEMAS, SINGLE, WRITTEN
 
 pytestmark = pytest.mark.sample(3)
 
 
-def tools(strict: bool = True, choice: Choice = Choice.AUTO, **more: Any) -> ToolUse:
+def tools(strict: bool = True, choice: ToolChoice = ToolChoice.AUTO, **more: Any) -> ToolUse:
     made = (Tool(name, parameters=json.dumps(schema), strict=strict) for name, schema in SCHEMAS.items())
     return ToolUse(tuple(made), choice, **more)
 
@@ -77,29 +77,29 @@ class Language:
 
 @cache
 def language(
-    name: str, special: bool, strict: bool, choice: Choice, parallel: bool = True
+    name: str, special: bool, strict: bool, choice: ToolChoice, parallel: bool = True
 ) -> tuple[ChatOutput, Language]:
     made = form_of(name, special)
     form = made.form(tools(strict, choice, parallel=parallel), None, "")
     if form is None:
-        form = made.form(tools(strict, Choice.REQUIRED, parallel=parallel), None, "")
+        form = made.form(tools(strict, ToolChoice.REQUIRED, parallel=parallel), None, "")
         assert form is not None
         form = replace(form, required=False)
     assert OutputForm.of_text(form.constraint().text) == replace(form, ids=dict(form.ids))
     return made, Language(form)
 
 
-@pytest.mark.parametrize("choice", [Choice.AUTO, Choice.REQUIRED])
+@pytest.mark.parametrize("choice", [ToolChoice.AUTO, ToolChoice.REQUIRED])
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", TOOL_FORMAT_NAMES)
-def test_published_forms(name: str, special: bool, strict: bool, choice: Choice) -> None:
+def test_published_forms(name: str, special: bool, strict: bool, choice: ToolChoice) -> None:
     form, texts = language(name, special, strict, choice)
     text = form.marks.marked(canonical(name))
     assert texts.reads(text) == (len(list(texts.ids(text))), True)
     assert not texts.allows(text[:-1]) or name in ("harmony", "mistral", "mistral_v11")
     plain = "<|channel|>final<|message|>Yes [or no]: <a>" if name == "harmony" else "Yes [or no]: <a>"
-    assert texts.allows(form.marks.marked(plain)) == (choice is Choice.AUTO)
+    assert texts.allows(form.marks.marked(plain)) == (choice is ToolChoice.AUTO)
     if name not in SINGLE:
         assert texts.allows(form.marks.marked(canonical(name).replace("UTC", "CET")))
         assert not (strict and texts.allows(form.marks.marked(canonical(name).replace("UTC", "XYZ"))))
@@ -109,7 +109,7 @@ def test_published_forms(name: str, special: bool, strict: bool, choice: Choice)
 
 @pytest.mark.parametrize("name", [name for name in TOOL_FORMAT_NAMES if name not in ("pythonic", "llama3", "harmony")])
 def test_text_and_reasoning_before_calls(name: str) -> None:
-    form, texts = language(name, False, True, Choice.AUTO)
+    form, texts = language(name, False, True, ToolChoice.AUTO)
     assert form.reasoning is not None
     begin, end = form.reasoning.begin, form.reasoning.end
     assert texts.allows(f"{begin}I <b> see.{end}\n\nLet me look.\n{canonical(name)}")
@@ -127,7 +127,7 @@ EDITS = st.lists(
 def test_what_is_allowed_is_read_as_calls(
     name: str, special: bool, required: bool, edits: list[tuple[int, int, str]], before: str
 ) -> None:
-    form, texts = language(name, special, True, Choice.REQUIRED if required else Choice.AUTO)
+    form, texts = language(name, special, True, ToolChoice.REQUIRED if required else ToolChoice.AUTO)
     text = before.encode("utf-8", "replace").decode() + canonical(name)
     for at, count, put in edits:
         at %= len(text) + 1
@@ -148,7 +148,7 @@ ARGUMENTS = st.fixed_dictionaries({"city": st.text(max_size=8)}, optional={"days
 
 @given(st.sampled_from(["hermes", "qwen3_coder", "glm45", "deepseek_v32", "lfm2", "gemma4", "mistral"]), ARGUMENTS)
 def test_all_arguments_can_be_written(name: str, arguments: dict[str, Any]) -> None:
-    form, texts = language(name, True, True, Choice.REQUIRED)
+    form, texts = language(name, True, True, ToolChoice.REQUIRED)
     city, text = arguments["city"], canonical(name)
     control = re.search(r"[\x00-\x07\x0b\x0e-\x1f\x7f]", city)
     raw = name in ("qwen3_coder", "glm45", "deepseek_v32", "gemma4")
@@ -212,7 +212,7 @@ def test_a_strict_schema_is_kept_or_refused_by_name(name: str, schema: dict[str,
     good = Tool("good", parameters=json.dumps(SCHEMAS["get_time"]), strict=True)
     for strict in (True, False):
         bad = Tool("bad", parameters=json.dumps(schema), strict=strict)
-        wanted = form.form(ToolUse((good, bad), Choice.REQUIRED), None, "")
+        wanted = form.form(ToolUse((good, bad), ToolChoice.REQUIRED), None, "")
         assert wanted is not None
         checker = GrammarChecker()
         try:
@@ -229,14 +229,14 @@ def test_a_strict_schema_is_kept_or_refused_by_name(name: str, schema: dict[str,
 def test_a_tool_without_arguments() -> None:
     for name in TOOL_FORMAT_NAMES:
         form = form_of(name, False)
-        wanted = form.form(ToolUse((Tool("now", strict=True),), Choice.REQUIRED, "now"), None, "")
+        wanted = form.form(ToolUse((Tool("now", strict=True),), ToolChoice.REQUIRED, "now"), None, "")
         assert wanted is not None
         assert not LLMatcher.validate_grammar(output_grammar(wanted)[0].text({}), tokenizer_of(0)), name
 
 
 def test_only_the_named_tool() -> None:
     form = form_of("hermes", False)
-    wanted = form.form(tools(False, Choice.REQUIRED, name="get_time"), None, "")
+    wanted = form.form(tools(False, ToolChoice.REQUIRED, name="get_time"), None, "")
     assert wanted is not None
     texts = Language(wanted)
     first, _, second = canonical("hermes").partition("</tool_call>\n")

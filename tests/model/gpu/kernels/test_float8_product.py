@@ -16,7 +16,7 @@ from model.config import read_config
 from model.decoder import Decoder
 from model.gpu import float8_product
 from model.gpu.backend import TritonBackend
-from model.gpu.float8_product import FEW_ROWS, Float8Product, Float8Weights, can_multiply
+from model.gpu.float8_product import FEW_ROWS, Float8Product, ScaledFloat8Weights, can_multiply
 from model.gpu.group_linear import MOST_ROWS, GroupProduct, PackedGroups
 from model.gpu.row_rounding import to_float8
 from model.weight_formats.activations import RoundedProduct, RowRounding, SideBySide
@@ -69,10 +69,10 @@ def checked_products(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "_scaled_mm", accepted)
 
 
-def drawn(outputs: int, inputs: int, seed: int = 0) -> Float8Weights:
+def drawn(outputs: int, inputs: int, seed: int = 0) -> ScaledFloat8Weights:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(outputs, inputs, generator=generator).to(torch.float8_e4m3fn)
-    return Float8Weights(values.to(DEVICE), (torch.rand(1, outputs, generator=generator) + 0.1).to(DEVICE))
+    return ScaledFloat8Weights(values.to(DEVICE), (torch.rand(1, outputs, generator=generator) + 0.1).to(DEVICE))
 
 
 def rows_of(count: int, inputs: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

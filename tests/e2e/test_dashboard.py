@@ -1,4 +1,4 @@
-"""The page of `quire serve --page-port` in a real browser."""
+"""The dashboard of `quire serve --dashboard-port` in a real browser."""
 
 import json
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     tokens.touch(0o600)
     tokens.write_text(f"ann {ANN}\nops {OPS} operator\n")
     flags = ("--engine", "thread", "--kv-cache-memory", "8MiB", "--token-file", str(tokens))
-    with running_server("--page-port", "0", *flags) as running:
+    with running_server("--dashboard-port", "0", *flags) as running:
         yield running
 
 
@@ -47,8 +47,8 @@ def enter(browser: Browser, token: str) -> None:
 @pytest.fixture
 def inside(browser: Browser, server: RunningServer) -> Browser:
     """The page as an operator sees it, also where a test runs alone."""
-    if not browser.driver.current_url.startswith(str(server.page)):
-        browser.driver.get(server.page)
+    if not browser.driver.current_url.startswith(str(server.dashboard)):
+        browser.driver.get(server.dashboard)
         browser.wait(lambda: browser.shown("#login"), "the question for a token")
         enter(browser, OPS)
     browser.wait(lambda: browser.shown("#main") and "held" in browser.text(".counts"), "the page map")
@@ -70,7 +70,7 @@ def ask(browser: Browser, prompt: str, **options: object) -> None:
 
 
 def connect(server: RunningServer) -> HTTPConnection:
-    return HTTPConnection(server.page.removeprefix("http://").rstrip("/"), timeout=30)
+    return HTTPConnection(server.dashboard.removeprefix("http://").rstrip("/"), timeout=30)
 
 
 def looked(server: RunningServer, path: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def drawn(browser: Browser) -> str:
 
 
 def test_an_operator_gets_in_and_nobody_else(browser: Browser, server: RunningServer) -> None:
-    browser.driver.get(server.page)
+    browser.driver.get(server.dashboard)
     browser.wait(lambda: browser.shown("#login"), "the question for a token")
     for token, said in (
         ("wrong" * 4, "that is no token of this server"),
@@ -297,7 +297,7 @@ def test_what_no_page_of_its_own_has_asked_is_refused(server: RunningServer) -> 
     typed = OWN | {"content-type": "application/json"}
     for method, path, headers, status in (
         ("GET", "/", {}, 200),
-        ("GET", "/page.js", {}, 200),
+        ("GET", "/dashboard.js", {}, 200),
         ("GET", "/", {"host": "evil.example"}, 403),
         ("GET", "/api/state", {}, 401),
         ("GET", "/api/state", {"authorization": f"Bearer {ANN}"}, 403),
@@ -313,7 +313,7 @@ def test_what_no_page_of_its_own_has_asked_is_refused(server: RunningServer) -> 
         ("GET", "/api/recorded", OWN, 404),
         ("GET", "/api/recorded/1", OWN, 404),
         ("GET", "/api/generate", OWN, 405),
-        ("GET", "/static/../page.css", OWN, 404),
+        ("GET", "/static/../dashboard.css", OWN, 404),
         ("POST", "/api/generate", typed, 200),
         ("POST", "/api/generate", {"content-type": "application/json"}, 401),
         ("POST", "/api/generate", OWN | {"content-type": "text/plain"}, 415),
@@ -336,8 +336,8 @@ def test_what_a_model_writes_stays_text(browser: Browser, tmp_path: Path) -> Non
     tokenizer = Tokenizer(models.WordLevel({f"{EVIL}{i}": i for i in range(320)}, unk_token=f"{EVIL}0"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.WhitespaceSplit(), decoders.Fuse()
     tokenizer.save(str(directory / "tokenizer.json"))
-    with running_server("--engine", "thread", "--page-port", "0", "--model", str(directory)) as server:
-        browser.driver.get(server.page)
+    with running_server("--engine", "thread", "--dashboard-port", "0", "--model", str(directory)) as server:
+        browser.driver.get(server.dashboard)
         browser.wait(lambda: browser.shown("#ask"), "the page, which wants no token")
         answer = answered(browser, f"a {EVIL}", max_tokens=20)
         assert answer.count(EVIL) > 1

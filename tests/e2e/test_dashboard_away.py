@@ -1,4 +1,4 @@
-"""The page of `quire serve --page-port` where a server ends, or a part of it does not answer, in a real browser."""
+"""The dashboard of `quire serve` where a server ends, or a part of it does not answer, in a real browser."""
 
 import json
 import urllib.request
@@ -34,18 +34,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def two_engines() -> Iterator[RunningServer]:
-    with running_server("--page-port", "0", "--replicas", "2", *SMALL) as running:
+    with running_server("--dashboard-port", "0", "--replicas", "2", *SMALL) as running:
         yield running
 
 
 def opened(browser: Browser, server: RunningServer) -> None:
-    browser.driver.get(server.page)
+    browser.driver.get(server.dashboard)
     browser.wait(lambda: browser.text("#status").startswith("up"), "the page")
 
 
 def newest(server: RunningServer) -> int:
     """The number of its newest rates."""
-    with urllib.request.urlopen(f"{server.page}api/state", timeout=30) as answer:  # noqa: S310 - our own loopback port
+    with urllib.request.urlopen(f"{server.dashboard}api/state", timeout=30) as answer:  # noqa: S310 - our own loopback port
         rates = json.load(answer)["rates"]
     return rates[-1]["number"] if rates else 0
 
@@ -53,7 +53,7 @@ def newest(server: RunningServer) -> int:
 @pytest.mark.slow
 def test_a_server_that_was_started_anew_is_shown_from_its_first_second(browser: Browser) -> None:
     one = ("--engine", "thread", *SMALL)
-    with running_server("--page-port", "0", *one) as first:
+    with running_server("--dashboard-port", "0", *one) as first:
         opened(browser, first)
         browser.type("#max_tokens", "200")
         browser.type("#prompt", "ROMEO:")
@@ -65,7 +65,7 @@ def test_a_server_that_was_started_anew_is_shown_from_its_first_second(browser: 
         # A tab in the background looks seldom: it may miss the new server's first seconds.
         browser.run(FAILING, "api/", "away")
         known = browser.run("return rates.length")
-    with running_server("--page-port", str(urlsplit(first.page).port), *one) as second:
+    with running_server("--dashboard-port", str(urlsplit(first.dashboard).port), *one) as second:
         wait_until(lambda: newest(second) > known // 2 + 1, "as many seconds of the second as the page cannot explain")
         assert newest(second) < browser.run("return rates.at(-1).number")
         browser.run("window.fetch = window.really")

@@ -4,7 +4,7 @@
 const INTERVAL = 1000; // ms between two looks
 const PATIENCE = 10; // seconds for a look; a prompt may take as long as it takes
 const KEPT = 300; // seconds in a chart
-const STATES = { "#": "held", o: "cached", ".": "free", "!": "wrong" }; // of pages, by their colors in page.css
+const STATES = { "#": "held", o: "cached", ".": "free", "!": "wrong" }; // of pages, by their colors in dashboard.css
 const LOWEST = 3, HIGHEST = 14, MAP_HEIGHT = 240; // pixels: of a page's square, and of a map
 const at = (id) => document.getElementById(id);
 let token = ""; // in memory alone: who loads the page again gives it again
@@ -158,7 +158,7 @@ function engines(replicas) {
 
 // Charts and maps
 
-// A variable of page.css, which has other values in a light theme.
+// A variable of dashboard.css, which has other values in a light theme.
 const styled = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 function prepared(canvas, height) {
@@ -358,7 +358,7 @@ async function stream(given, answer, began) {
 // Recorded requests
 
 const MOST_INTERVALS = 200; // rows of the table
-const PHASES = { // by their colors in page.css
+const PHASES = { // by their colors in dashboard.css
   queued: "pending", held: "free-key", preempted: "wrong", "sat out": "dim", recompute: "ttft", prefill: "cached", decode: "held",
 };
 const LINE = 22; // pixels of a phase

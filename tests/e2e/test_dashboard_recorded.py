@@ -1,4 +1,4 @@
-"""The timeline of a recorded request in the dashboard of `quire serve --record --page-port`, in a real browser."""
+"""The timeline of a recorded request in the dashboard of `quire serve --record --dashboard-port`, in a real browser."""
 
 import json
 import urllib.request
@@ -42,7 +42,7 @@ def send(server: RunningServer, count: int) -> None:
 
 
 def looked(server: RunningServer, path: str) -> dict:
-    with urllib.request.urlopen(f"{server.page}{path}", timeout=90) as answer:  # noqa: S310 - our own loopback port
+    with urllib.request.urlopen(f"{server.dashboard}{path}", timeout=90) as answer:  # noqa: S310 - our own loopback port
         return json.load(answer)
 
 
@@ -50,12 +50,12 @@ def looked(server: RunningServer, path: str) -> dict:
 def test_the_page_says_what_quire_explain_says(tmp_path: Path, browser: Browser, engine: str) -> None:
     file = tmp_path / "engine.rec"
     file.write_text("of another run\n")
-    with running_server("--engine", engine, "--record", str(file), "--page-port", "0", *SMALL) as server:
+    with running_server("--engine", engine, "--record", str(file), "--dashboard-port", "0", *SMALL) as server:
         send(server, 6)
         listed = looked(server, "api/recorded")["requests"]
         assert {one["request_id"] for one in listed} == {f"{EVIL}{number}" for number in range(6)}
         place, slowest = max(enumerate(listed), key=lambda one: one[1]["seconds"])
-        browser.driver.get(server.page)
+        browser.driver.get(server.dashboard)
         browser.complaints()  # of the page before
         browser.wait(lambda: browser.run("return records.length") == 6, "the list")
         assert browser.run("return records.map((one) => one.attempt)") == [one["attempt"] for one in listed]
@@ -81,7 +81,7 @@ def test_the_page_says_what_quire_explain_says(tmp_path: Path, browser: Browser,
 
 
 def test_a_server_that_records_nothing_has_no_list(browser: Browser) -> None:
-    with running_server("--engine", "thread", "--page-port", "0", "--kv-cache-memory", "4MiB") as server:
-        browser.driver.get(server.page)
+    with running_server("--engine", "thread", "--dashboard-port", "0", "--kv-cache-memory", "4MiB") as server:
+        browser.driver.get(server.dashboard)
         browser.wait(lambda: browser.text("#status").startswith("up"), "the page")
         assert not browser.shown("#recorded")
