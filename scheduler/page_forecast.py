@@ -81,7 +81,8 @@ class PageForecast:
         # of a full pool end here.
         if self._departures != self._rows.departures:
             self._refused, self._departures = {}, self._rows.departures
-        if horizon >= self._refused.get((sequence.attempt, sequence.index), math.inf):
+        refused = self._refused.get((sequence.attempt, sequence.index))
+        if refused is not None and horizon >= refused:  # both are infinite where steps have no fixed cost
             return False
         remaining, held = self._growth(sequence)
         # Pages that rows share come back with the last of them: each frees its part of what all hold.

@@ -7,16 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache_manager.manager import CacheManager
+from scheduler.events import Submit
 from scheduler.page_forecast import PageForecast, peak_growth
 from scheduler.policies import POLICIES
 from scheduler.policy import SchedulingPolicy
 from scheduler.scheduler import Scheduler
-from scheduler.settings import SchedulerSettings
+from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
 from tests.scheduler.executor import FakeExecutor
 from tests.scheduler.play import play
 from tests.scheduler.storm import Storm, weather
 from tests.scheduler.test_policy import of_tenants
-from tests.scheduler.workloads import Workload
+from tests.scheduler.workloads import Workload, make_layout, make_request
 from tests.support.examples import examples
 from tests.support.planted import plant
 
@@ -49,6 +51,18 @@ ANY_POLICY = st.sampled_from([make(SchedulerSettings(), 100) for make in POLICIE
 def test_work_goes_on_under_any_policy(workload: Workload, policy: SchedulingPolicy) -> None:
     executor = FakeExecutor(workload.layout, workload.pages, workload.settings)
     play(workload, with_a_forecast(workload, policy), executor, patience=4)
+
+
+def test_a_roomy_pool_has_room_where_steps_have_no_fixed_cost() -> None:
+    """As after one long step, of a pause or a compilation: then pages must last for all steps to come."""
+    scheduler = Scheduler(SchedulerSettings(512, 8), NO_QUEUE_LIMITS, CacheManager(make_layout(16), 1000, 8))
+    for tokens, seconds in ((1, 0.001), (50, 1.0)):
+        scheduler.backpressure.observe_step(tokens, seconds)
+    scheduler.backpressure.observe_output(50)
+    assert scheduler.backpressure.cost.fit()[0] == 0.0
+    for attempt in range(3):
+        scheduler.schedule(0.0, [Submit(attempt, make_request(attempt, 48, 50))])
+        assert attempt in scheduler.rows.attempts()
 
 
 STORMS = st.builds(
