@@ -41,6 +41,8 @@ class Admission:
 
     Attributes:
         isolated: Attempt that runs without others, or did in the last step.
+        made_way_for: Key of the last sequence that running ones were preempted for; None for none. Their room is its
+            own, whatever is expected of the others: it is admitted without a forecast.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Admission:
         self._running, self._rows, self._queue = running, running.rows, running.queue
         self._cache, self._hasher, self._forecast = cache, hasher, forecast
         self.isolated: int | None = None
+        self.made_way_for: tuple[int, int] | None = None
         self._until = 0  # the step until which it is
         self._started: list[tuple[int, float, int]] = []  # attempt, when, cached prompt tokens: not reported yet
 
@@ -153,15 +156,20 @@ class Admission:
             if not self._suspend_for(sequence):
                 self._note_blocked(sequence, now)
                 return None
-        # Where a waiting sequence may preempt running ones, these give way to it, and it need not wait for their pages.
-        if not self._policy.wants_room(self._queue, self._rows, now) and not self._forecast.leaves_room(
-            sequence, match
-        ):
+        if self._heeds_forecast(sequence, now) and not self._forecast.leaves_room(sequence, match):
             self._note_blocked(sequence, now)
             return None
         if match.transferred and transfer_bytes(self._running.joins) > TRANSFER_BYTES:
             return None
         return match
+
+    def _heeds_forecast(self, sequence: Sequence, now: float) -> bool:
+        """Whether a sequence that fits waits where pages are expected to lack later.
+
+        Not where a waiting sequence may preempt running ones: these give way to it, and it need not wait for their
+        pages.
+        """
+        return sequence.key != self.made_way_for and not self._policy.wants_room(self._queue, self._rows, now)
 
     def _note_blocked(self, sequence: Sequence, now: float) -> None:
         """Notes since when a sequence lacks rows or pages at its turn."""
@@ -231,6 +239,8 @@ class Admission:
 
     def _start(self, now: float, step: int, sequence: Sequence, match: Match) -> int:
         row = self._running.start(sequence, match)
+        if sequence.key == self.made_way_for:
+            self.made_way_for = None
         if sequence.isolated_steps and self.isolated is None:
             prefill = -(-(sequence.length - match.tokens) // self._settings.chunk)
             self.isolated, self._until = sequence.attempt, step + prefill + sequence.isolated_steps

@@ -46,6 +46,7 @@ class Preemption:
         unprotected = [row for row in those if rows.preemptions(row) < self._settings.max_preemptions]
         for row in self._enough(sequence, match, unprotected):
             self._running.preempt(row, PreemptionCause.PRIORITY)
+            self._admission.made_way_for = sequence.key
 
     def _enough(self, sequence: Sequence, match: Match, those: list[int]) -> list[int]:
         """Returns as many of the first rows as give the sequence what it lacks; none where all do not."""

@@ -58,6 +58,16 @@ def test_as_many_rows_give_way_as_are_lacking() -> None:
     assert scheduler.queue.attempts() == [2, 3]
 
 
+def test_who_gave_way_did_not_in_vain_where_pages_will_lack_later() -> None:
+    scheduler = scheduler_of(AgeingPriority(0.0), rows=3, pages=24)
+    for tokens in (1, 50):
+        scheduler.backpressure.observe_step(tokens, 0.01 + tokens)
+    scheduler.backpressure.observe_output(60)
+    step(scheduler, 0.0, submit(1, 0, tokens=60), submit(2, 3, prompt=32))
+    assert step(scheduler, 1.0, submit(3, 0, prompt=56, tokens=30)) == ([3], [])
+    assert scheduler.queue.attempts() == [2]
+
+
 def test_none_gives_way_where_all_that_may_do_not_suffice() -> None:
     scheduler = scheduler_of(AgeingPriority(0.0), rows=4)
     step(scheduler, 0.0, *(submit(i, i % 2, tokens=30) for i in range(4)))
