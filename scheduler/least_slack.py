@@ -11,12 +11,11 @@ overload the work of an engine goes to outputs that somebody waits for. Running 
 import math
 
 from scheduler.policy import FirstCome
-from scheduler.queue import Queue, QueueLoad
 from scheduler.request import Request
-from scheduler.rows import Sequence
 
 TICKS = 1024  # of a second, in `order`
 ARRIVAL_BITS = 20  # of `order`, below the ticks: keeps requests of one tick apart and in order of arrival
+LONGEST = 1e7  # seconds to a deadline, or of a run, as which longer ones count: `order` has 59 bits
 NO_DEADLINE = 600.0  # seconds: a request without a deadline comes as though it had this one, but is not refused
 MARGIN = 1.25  # times the predicted time, as what starts at the last moment is late where a step takes longer
 LEVEL = 10.0  # seconds later to start, for each level of `priority`
@@ -32,14 +31,9 @@ class LeastSlack(FirstCome):
         super().__init__()
 
     def order(self, request: Request, arrivals: int, now: float, seconds: float) -> int:
-        deadline = NO_DEADLINE if request.deadline is None else request.deadline
-        place = math.floor((now + deadline - MARGIN * seconds + request.priority * LEVEL) * TICKS)
+        deadline = NO_DEADLINE if request.deadline is None else min(request.deadline, LONGEST)
+        place = math.floor((now + deadline - MARGIN * min(seconds, LONGEST) + request.priority * LEVEL) * TICKS)
         return (place << ARRIVAL_BITS) + arrivals % (1 << ARRIVAL_BITS)
 
     def patience(self, request: Request, seconds: float) -> float:
         return math.inf if request.deadline is None else max(0.0, request.deadline - MARGIN * seconds)
-
-    def ahead(self, queue: Queue, newcomer: Sequence, waiting: QueueLoad) -> QueueLoad:
-        """Estimates that what stands before the request in the queue is admitted before it."""
-        requests, tokens = queue.load_before(newcomer.order)
-        return QueueLoad(min(waiting.requests, requests), min(waiting.tokens, tokens))

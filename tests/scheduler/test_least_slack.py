@@ -1,5 +1,6 @@
 """The policy `deadline`: who must start soonest is first, and who would be late is refused, so that goodput holds."""
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -139,6 +140,18 @@ def test_harness_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     law = test_least_slack_is_first if name == "the last is first" else test_goodput_holds_under_overload
     with pytest.raises(AssertionError):
         law()
+
+
+@pytest.mark.parametrize("deadline", [1e10, math.inf])
+@pytest.mark.parametrize("policy", ["deadline", "fair-deadline"])
+def test_a_request_with_all_the_time_in_the_world_is_served(policy: str, deadline: float) -> None:
+    """As `--max-request-time inf` gives each."""
+    scheduler = scheduler_of(policy)
+    late, soon = (replace(make_request(i, 20, 10), deadline=one) for i, one in enumerate((deadline, 50.0)))
+    assert scheduler.schedule(1e6, [Submit(0, late), Submit(1, soon)]) is not None
+    assert sorted(scheduler.rows.attempts()) == [0, 1]
+    first, last = LeastSlack().order(soon, 2, 1e6, 0.0), LeastSlack().order(late, 1, 1e6, 0.0)
+    assert -(2**59) < LeastSlack().order(late, 1, 0.0, 1e12) < first < last < 2**59
 
 
 def test_a_request_without_a_deadline_is_never_refused_for_it() -> None:
