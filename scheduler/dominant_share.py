@@ -60,7 +60,7 @@ class DominantShare(FirstCome):
         return np.maximum(held, tokens)
 
     def ahead(self, queue: Queue, newcomer: Sequence, waiting: QueueLoad) -> QueueLoad:
-        return ahead_by_turns(queue, newcomer, queue.load_of(newcomer.tenant), waiting)
+        return ahead_by_turns(queue, newcomer, queue.load_before(newcomer.order, newcomer.tenant), waiting)
 
 
 def ahead_by_turns(queue: Queue, newcomer: Sequence, own: QueueLoad, waiting: QueueLoad) -> QueueLoad:

@@ -159,5 +159,7 @@ class FirstCome:
     def gives_way(self, sequence: Sequence, rows: Rows, now: float) -> Index:  # noqa: ARG002
         return rows.active()[:0]
 
-    def ahead(self, queue: Queue, newcomer: Sequence, waiting: QueueLoad) -> QueueLoad:  # noqa: ARG002
-        return waiting
+    def ahead(self, queue: Queue, newcomer: Sequence, waiting: QueueLoad) -> QueueLoad:
+        """Estimates that what stands before the request in the queue is admitted before it."""
+        requests, tokens = queue.load_before(newcomer.order)
+        return QueueLoad(min(waiting.requests, requests), min(waiting.tokens, tokens))

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cache_manager.block_hash import Scope
+from cache_manager.manager import CacheManager
 from cache_manager.matching import Match
 from scheduler.backpressure import FEWEST_STEPS
 from scheduler.dominant_share import DominantShare
@@ -14,9 +16,9 @@ from scheduler.events import EndReason, Submit
 from scheduler.preemption_cause import PreemptionCause
 from scheduler.rows import Sequence, sequences_of
 from scheduler.scheduler import Scheduler
-from scheduler.settings import QueueLimits
+from scheduler.settings import QueueLimits, SchedulerSettings
 from tests.scheduler.test_scheduler import engine, reasons, step
-from tests.scheduler.workloads import make_request
+from tests.scheduler.workloads import make_layout, make_request
 from tests.support.examples import examples
 
 ROWS, PAGES, PAGE = 6, 40, 4
@@ -111,6 +113,21 @@ def test_a_wait_is_predicted_for_ones_own_turn() -> None:
     step(scheduler, 31.0, events=[submit(1, "a", tokens=12)])
     refused = step(scheduler, 32.0, events=[submit(50, "a"), submit(60, "b")])
     assert reasons(refused) == [(50, EndReason.QUEUE_FULL)], "the other tenant does not wait for those before it"
+
+
+@pytest.mark.parametrize("policy", ["dominant-share", "first-come", "fair", "deadline", "fair-deadline", "priority"])
+def test_an_urgent_request_is_not_refused_for_a_wait_of_those_behind_it(policy: str) -> None:
+    settings = SchedulerSettings(64, 1, policy=policy)
+    cache = CacheManager(make_layout(4), PAGES, 1, ahead=settings.ahead)
+    scheduler = Scheduler(settings, QueueLimits(100, 1e9, 60.0), cache)
+    for _ in range(FEWEST_STEPS):
+        scheduler.backpressure.observe_step(1, 10.0)
+    step(scheduler, 0.0, events=[submit(0, "a", tokens=60)])
+    step(scheduler, 31.0, events=[submit(1, "a", tokens=12)])
+    urgent = submit(50, "a")
+    refused = step(scheduler, 32.0, events=[replace(urgent, request=replace(urgent.request, priority=-100))])
+    assert not reasons(refused)
+    assert reasons(step(scheduler, 33.0, events=[submit(51, "a")])) == [(51, EndReason.QUEUE_FULL)]
 
 
 @settings(max_examples=examples(100))
