@@ -58,7 +58,8 @@ class StepTime:
         self._most_prefill = max(self._most_prefill, work.prefill)
         self._most_pairs = max(self._most_pairs, work.pairs)
         features = _features(work)
-        predicted = self._predicted(features) if self._steps >= SETTLED else 0.0
+        bounded = self._steps >= SETTLED and self._outlier < math.inf
+        predicted = self._predicted(features) if bounded else 0.0
         seconds = min(max(0.0, seconds), self._outlier * predicted if predicted else math.inf)
         self._steps += 1
         self._products = self._memory * self._products + weight * np.outer(features, features)

@@ -27,7 +27,7 @@ from scheduler.blueprint import Blueprint
 from scheduler.events import Abort, Event, Ready, StepOutputs, Submit
 from scheduler.profile import Profile
 from scheduler.replaying import Recording, RecordingError, Replay
-from scheduler.rows import Rows
+from scheduler.rows import Index, Rows
 from scheduler.stand_ins import FILLER
 from scheduler.step import StepPlan
 from scheduler.step_costs import StepCosts, StepWork
@@ -35,6 +35,7 @@ from scheduler.step_time import StepTime
 
 AT_ONCE = 0.01  # seconds after a step's result in which the engine takes what came while it ran
 SHORTEST = 1e-6  # seconds of a step: its error counts by the reciprocal of its time
+FITS = 3  # of the costs, each with the times that the one before it predicts
 ALL_STEPS = 1.0  # memory of the fit: the first step counts as the last one
 
 
@@ -102,10 +103,10 @@ class Trace:
             RecordingError: It is none of this version, does not replay to the same plans, or has a beam search.
         """
         numbers = {attempt: number for number, attempt in enumerate(recording.attempts)}
-        replay, ledger, time = Replay(recording), Ledger(len(numbers)), StepTime(ALL_STEPS, outlier=math.inf)
+        replay, ledger = Replay(recording), Ledger(len(numbers))
         requests = dict[int, TracedRequest]()
         launched, last, busy = deque[tuple[float, StepPlan]](), -math.inf, 0.0
-        steps = list[tuple[StepWork, float]]()
+        steps = list[tuple[Index, float]]()
         before, ended = math.inf, math.inf  # times of the last step's plan and result, between which others came
         for call in replay:
             outputs = None if call.outputs is None else _numbered(call.outputs, numbers)
@@ -129,20 +130,41 @@ class Trace:
             if outputs.step_seconds:
                 began, plan = launched.popleft()
                 seconds, last = call.now - max(began, last), call.now
-                # Long steps vary more. Counted alike, a few of them would leave those of few rows wrong by half.
-                time.observe(plan.slices, seconds, 1 / max(seconds, SHORTEST))
-                steps.append((StepWork.of(plan.slices), seconds))
+                steps.append((plan.slices, seconds))
                 busy += seconds
         if replay.difference is not None:
             raise RecordingError(f"step {replay.difference.step} differs: another version has decided otherwise")
         first = min((one.at for one in requests.values()), default=0.0)
         stats, lasted = replay.scheduler.stats(), max(last - first, 0.0)
         counts = stats.preemptions, stats.prefix_hits, stats.prefix_queries
-        predicted, took = np.array([(time.expected(work), seconds) for work, seconds in steps]).reshape(-1, 2).T
+        costs, works = costs_of(steps), [(StepWork.of(slices), seconds) for slices, seconds in steps]
+        predicted, took = np.array([(costs.seconds_of(work), seconds) for work, seconds in works]).reshape(-1, 2).T
         errors = np.abs(predicted - took) / np.maximum(took, 1e-9)
-        prefills = np.array([work.prefill > 0 for work, _ in steps], np.bool_)
+        prefills = np.array([work.prefill > 0 for work, _ in works], np.bool_)
         serving = Serving(ledger, lasted, *counts, busy, lasted, stats.preempted)
-        return Trace(recording.blueprint, requests, time.costs(), errors, prefills, steps, serving)
+        return Trace(recording.blueprint, requests, costs, errors, prefills, works, serving)
+
+
+def costs_of(steps: Sequence[tuple[Index, float]]) -> StepCosts:
+    """Fits costs to steps, so that those of all of them together are as long as they took.
+
+    Long steps vary more: counted alike, a few of them would leave those of few rows wrong by half. So the square of a
+    step's error counts by the reciprocal of its time. That is the predicted one: by their own times those that came out
+    short would count more, and all costs come out too low.
+
+    Source: iteratively reweighted least squares, the variance in proportion to the mean.
+
+    Args:
+        steps: Slices of each, [n, 3] int32 as in its plan, and its seconds.
+    """
+    expected = [seconds for _, seconds in steps]
+    for _ in range(FITS):
+        time = StepTime(ALL_STEPS, outlier=math.inf)
+        for (slices, seconds), each in zip(steps, expected, strict=True):
+            time.observe(slices, seconds, 1 / max(each, SHORTEST))
+        costs = time.costs()
+        expected = [costs.seconds(slices) for slices, _ in steps]
+    return costs
 
 
 def _numbered(outputs: StepOutputs, numbers: Mapping[int, int]) -> StepOutputs:
