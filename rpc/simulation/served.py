@@ -207,6 +207,7 @@ class Serving:
             "requests": len(ledger.came),
             "refused": sum(reason in REFUSED for reason in reasons),
             "failed": sum(reason not in (*REFUSED, *WHOLE) for reason in reasons),
+            "left before their end": len(ledger.cut),
             "seconds": self.seconds,
             "busy part": self.busy / self.engine_seconds if self.engine_seconds else 0.0,
             "tokens a second": tokens / self.seconds if self.seconds else 0.0,
