@@ -17,6 +17,11 @@ HOLDS_ANYWAY: Mapping[str, Any] = {"backfill_time": 0.0}
 """Values that describe what policies do that ignore the setting."""
 
 
+def is_ignored(setting: str, policy: str) -> bool:
+    """Returns whether a policy ignores a setting of the scheduler."""
+    return setting in USED_BY and policy not in USED_BY[setting]
+
+
 def check_policy_settings(settings: SchedulerSettings) -> None:
     """Refuses a setting that the policy ignores. A default passes: it is there whether it was given or not.
 
@@ -27,7 +32,7 @@ def check_policy_settings(settings: SchedulerSettings) -> None:
     """
     for one in fields(settings):
         policies, value = USED_BY.get(one.name, ()), getattr(settings, one.name)
-        if not policies or settings.policy in policies or value in (one.default, HOLDS_ANYWAY.get(one.name)):
+        if not is_ignored(one.name, settings.policy) or value in (one.default, HOLDS_ANYWAY.get(one.name)):
             continue
         flag = "--" + one.name.replace("_", "-")
         used_by = f"{' and '.join(policies)} {'use' if len(policies) > 1 else 'uses'} it"

@@ -10,13 +10,18 @@ from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
 from model.simulated.naming import is_simulated, profile_of
 from rpc.cli.options import parameter_of
+from scheduler.policy_settings import is_ignored
 from scheduler.profile import Profile
+from scheduler.settings import SchedulerSettings
+
+POLICY = "scheduling_policy"
 
 
 def with_profile(context: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a command's values, with the profile's in place of those that were not given.
 
-    Flags, --config and the environment come before the profile, and the profile before Quire's own defaults.
+    Flags, --config and the environment come before the profile, and the profile before Quire's own defaults. A setting
+    of the profile's that the policy ignores is left out: nobody has given it.
 
     Args:
         context: Context of the command.
@@ -29,8 +34,12 @@ def with_profile(context: typer.Context, values: Mapping[str, Any]) -> dict[str,
     if not is_simulated(values["model"]):
         return dict(values)
     defaults = profile_defaults(profile_of(values["model"]))
-    given = {name for name in defaults if not _is_default(context, name)}
-    return {**values, **{name: value for name, value in defaults.items() if name not in given}}
+    chosen = {**values, **{name: value for name, value in defaults.items() if _is_default(context, name)}}
+    for one in fields(SchedulerSettings):
+        name = parameter_of(one)
+        if _is_default(context, name) and is_ignored(one.name, chosen[POLICY]):
+            chosen[name] = values[name]
+    return chosen
 
 
 def _is_default(context: typer.Context, name: str) -> bool:
