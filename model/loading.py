@@ -3,6 +3,7 @@
 A checkpoint that cannot be served is refused here, before a port opens.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 log = logging.getLogger("quire.model")
+
+MOST_NAMED = 500  # bytes of what a rank computes with, in messages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,6 +247,7 @@ def load_computer(
         copies = CudaCopies(torch.device(device)) if on_cuda else None
         store = PageStore(attention, slots, layout.page_bytes, numerics, locking, copies)
         log.info("Host tier: %d pages, %.1f MiB", slots, slots * layout.page_bytes / 2**20)
+    ranks.exchange({})  # one that fails until here is met now, not in the first collective, which would wait for it
     return Computer(
         config, model, attention, layout, pages, slots, store, dtype, torch.device(device), numerics, backend
     )
@@ -306,15 +310,24 @@ def _agree(
             else free_host_bytes() // (ranks.shard.size * engines.host)
         )
         slots = _host_slots(settings.host_cache_memory, left, layout)
-    said = ranks.exchange({"numerics": numerics.hex(), "pages": pages, "slots": slots})
+    said = ranks.exchange(words_of(numerics, pages, slots))
     for rank, other in enumerate(said):
         if other["numerics"] != said[0]["numerics"]:
-            raise ValueError(f"rank {rank} computes with {_named(other)}, rank 0 with {_named(said[0])}")
+            raise ValueError(f"rank {rank} computes with {other['named']}, rank 0 with {said[0]['named']}")
     return min(other["pages"] for other in said), min(other["slots"] for other in said)
 
 
-def _named(said: Mapping[str, Any]) -> str:
-    return bytes.fromhex(said["numerics"])[32:].decode(errors="replace")
+def words_of(numerics: bytes, pages: int, slots: int) -> Mapping[str, Any]:
+    """Returns what a rank says of itself before the first step.
+
+    Args:
+        numerics: What it computes with, behind a digest of its checkpoint. It is cut off for messages: with the layout
+            of a model with many recurrent layers it takes 600 KB.
+        pages: Pages of the KV pool that it has room for.
+        slots: Slots of the host tier, likewise.
+    """
+    named = numerics[32 : 32 + MOST_NAMED].decode(errors="replace")
+    return {"numerics": hashlib.sha256(numerics).hexdigest(), "named": named, "pages": pages, "slots": slots}
 
 
 def _verify(directory: Path) -> None:
