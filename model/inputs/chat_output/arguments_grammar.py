@@ -8,6 +8,7 @@ from llguidance import LLTokenizer
 
 from model.inputs.chat_output.formats import Arguments, ParameterTags, ToolFormat
 from model.inputs.chat_output.grammar_form import OfferedTool
+from model.inputs.chat_output.schema_types import NULLABLE, SHARED, resolved, types_of
 from model.inputs.grammars import JSON_FORM, GrammarRefused, read_schema, try_schema
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -16,7 +17,6 @@ OF_OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", 
 OF_TEXT = {"type", "enum", "const"} | NOTES
 EMPTY = '""'
 MOST_NAME = 128  # characters of a property's name where the parser reads it as a word
-SHARED = ("#/$defs/", "#/definitions/")
 PLAIN = ("integer", "number", "boolean", "null")
 
 
@@ -129,12 +129,22 @@ class ArgumentsGrammar:
         stop = tags.named.split()[0]
         if not key or stop in key or key != key.strip() or any(sign in key for sign in '\n<>"'):
             raise GrammarRefused(f"properties/{key[:40]}: this model's calls cannot have this name")
-        is_text = isinstance(schema, dict) and schema.get("type") == "string"
-        typed = tags.typed and ("true" if is_text else "false") + tags.typed
-        before, end = self._literal(tags.begin + key + tags.named + typed), tags.end.strip()
+        types = types_of(schema, whole)
+        if "string" not in types or not types <= NULLABLE:
+            value = self._json(schema if isinstance(schema, dict) else {}, whole)
+            return f"{self._before(tags, key, False)} {value} {self._literal(tags.end)}"
+        ways = list(_alternatives(schema, whole, key))
+        made = [self._text(tags, key, one) for one in ways if "string" in types_of(one, whole)]
+        if any(_allows_null(one) for one in ways):
+            made.append(f'{self._before(tags, key, False)} "null" {self._literal(tags.end)}')
+        return made[0] if len(made) == 1 else "(" + " | ".join(made) + ")"
+
+    def _before(self, tags: ParameterTags, key: str, is_text: bool) -> str:
+        return self._literal(tags.begin + key + tags.named + (tags.typed and str(is_text).lower() + tags.typed))
+
+    def _text(self, tags: ParameterTags, key: str, schema: Mapping[str, Any]) -> str:
+        before, end = self._before(tags, key, True), tags.end.strip()
         behind = tags.end[tags.end.index(end) + len(end) :]
-        if not is_text:
-            return f"{before} {self._json(schema if isinstance(schema, dict) else {}, whole)} {self._literal(tags.end)}"
         if (texts := _texts_of(schema, key)) is None:
             return f"{before} {self._until(self._name(), end)} {self._literal(behind)}"
         if any(end in text or text != text.strip("\n") for text in texts):
@@ -199,6 +209,33 @@ def _members(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if unknown := [name for name in required if name not in properties]:
         raise GrammarRefused(f"required: {unknown[0]!r:.60} is no property")
     return properties, required
+
+
+def _alternatives(schema: Mapping[str, Any], whole: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
+    """Yields the alternatives of a schema of texts and null.
+
+    Raises:
+        GrammarRefused: It says more beside them.
+    """
+    for reference in ("$ref", "anyOf", "oneOf"):
+        if reference not in schema:
+            continue
+        if more := sorted(set(schema) - NOTES - {reference}):
+            raise GrammarRefused(f"properties/{key[:40]}/{more[0][:40]}: is not enforced beside {reference}")
+        if reference == "$ref":
+            yield from _alternatives(resolved(schema, whole), whole, key)
+            return
+        if reference == "oneOf" and sum("string" in types_of(one, whole) for one in schema[reference]) > 1:
+            raise GrammarRefused(f"properties/{key[:40]}/oneOf: of several texts is not enforced in this model's calls")
+        for one in schema[reference]:
+            yield from _alternatives(one, whole, key)
+        return
+    yield schema
+
+
+def _allows_null(schema: Mapping[str, Any]) -> bool:
+    listed = [[schema["const"]] if "const" in schema else [None], schema.get("enum", [None])]
+    return "null" in types_of(schema, {}) and all(None in one for one in listed)
 
 
 def _texts_of(schema: Mapping[str, Any], key: str) -> list[str] | None:

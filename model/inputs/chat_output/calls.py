@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from model.inputs.chat_output.formats import Arguments, ParameterTags, ToolFormat
+from model.inputs.chat_output.schema_types import NULLABLE, allows, types_of
 from model.inputs.chat_output.source import JsonEnd, Source, Waiting
 from model.inputs.chat_output.values import NUMBER, NoValue, dumped, read_key, read_value
 
@@ -13,6 +14,8 @@ NAME = re.compile(r"[A-Za-z0-9_.-]")
 MOST_NAME, MOST_ID = 128, 64  # characters
 MOST_VALUE = 2**16  # characters of JSON in tags, behind which the end tag ends it wherever it stands
 MOST_LOOSE = 64  # characters between a name and the end of what follows it
+ANY: frozenset[str] = frozenset()
+TEXT = frozenset({"string"})
 OBJECT_START = "{"
 ARGUMENTS = ("arguments", "parameters")  # models take one for the other
 BESIDE = ("id", "type", "index", "tool_call_id")  # keys of a call that mean nothing to its arguments
@@ -52,21 +55,31 @@ class CallReader:
         self._shown = shown
         self._broken_json = False  # a value in tags was no JSON
 
-    def read(self) -> Waiting[bool]:
-        """Reads a call, from behind `begin` to behind `end`. Returns whether there was one."""
+    def read(self, bare: bool = False) -> Waiting[bool]:
+        """Reads a call, from behind `begin` to behind `end`. Returns whether there was one.
+
+        Args:
+            bare: What stands before the name is `ToolFormat.bare` alone, so that it has to be a tool's.
+        """
         form = self._form
         if form.keys is not None:
             if not (yield from self._object(*form.keys)):
                 return False
         else:
             name = yield from self._source.matching(NAME, MOST_NAME)
-            if not name or (form.at_start and name not in self._schemas):
+            if not name or ((form.at_start or bare) and name not in self._schemas):
                 return False
             call_id = yield from self._call_id(name)
             if not (yield from self._behind_name()) or not (yield from self._named(name, call_id)):
                 return False
-        yield from self._source.literal(form.end.rstrip())
+        yield from self._end()
         return True
+
+    def _end(self) -> Waiting[bool]:
+        """Reads the end of a call, or as much of it as a model writes before another one. Returns whether it came."""
+        if (yield from self._source.literal(" " + self._form.end.rstrip())):
+            return True
+        return bool(self._form.bare) and (yield from self._source.literal(" " + self._form.bare[-1]))
 
     def _call_id(self, name: str) -> Waiting[str]:
         form = self._form
@@ -205,44 +218,49 @@ class CallReader:
                 break
             yield from source.literal(tags.named[len(tags.named.split()[0]) :].rstrip())
             name = "".join(key)
-            described = known.get(name) if isinstance(known, Mapping) else None
-            kind = described.get("type") if isinstance(described, Mapping) else None
-            is_text = kind == "string"
+            types = types_of(known.get(name), schema) if isinstance(known, Mapping) else ANY
             if tags.typed:
-                is_text = not (yield from source.literal("false"))
-                if is_text:
+                types = ANY
+                if not (yield from source.literal("false")):
                     yield from source.literal("true")
+                    types = TEXT
                 yield from source.literal(tags.typed)
             self._sink.arguments(separator + dumped(name, self._shown) + ": ")
-            yield from self._tagged_value(tags, is_text)
+            yield from self._tagged_value(tags, types)
             separator = ", "
-        ends = yield from source.literal(" " + self._form.end.rstrip())
-        self._close(separator, ends)
+        self._close(separator, (yield from self._end()))
 
     def _close(self, separator: str, ends: bool) -> None:
         """Ends the object of arguments, unless the output was cut off: its arguments must not look whole."""
         if ends or not self._source.ended:
             self._sink.arguments("{}" if separator == "{" else "}")
 
-    def _tagged_value(self, tags: ParameterTags, is_text: bool) -> Waiting[None]:
+    def _tagged_value(self, tags: ParameterTags, types: frozenset[str]) -> Waiting[None]:
+        """Reads a value, to behind its end tag. types: those of its schema; none for any."""
         source, end = self._source, tags.end.strip()
         stops = ("\n" + end, end) if tags.indented else (end,)
         if tags.indented and (yield from source.peek()) == "\n":
             source.at += 1
-        if is_text:
+        if "null" in types and (yield from source.literal(f" null {end}")):
+            self._sink.arguments("null")
+            return
+        if "string" in types and types <= NULLABLE:
             self._sink.arguments('"')
             stop = yield from source.until(stops, lambda text: self._sink.arguments(_escaped(self._shown(text))))
             self._sink.arguments("" if stop is None else '"')
             return
-        value = yield from self._json_in_tags(tags)
+        value = yield from self._json_in_tags(tags, types)
         if value is None:
             parts = list[str]()
             stop = yield from source.until(stops, parts.append)
-            value = "".join(parts) if stop is None else as_json(self._shown("".join(parts)))
+            value = "".join(parts) if stop is None else as_json(self._shown("".join(parts)), types)
         self._sink.arguments(value)
 
-    def _json_in_tags(self, tags: ParameterTags) -> Waiting[str | None]:
-        """Reads JSON, whose texts may have the end tag; None, with nothing read, where something else stands there."""
+    def _json_in_tags(self, tags: ParameterTags, types: frozenset[str]) -> Waiting[str | None]:
+        """Reads JSON, whose texts may have the end tag; None, with nothing read, where something else stands there.
+
+        Where a text may stand too, JSON of other types than its schema has is one.
+        """
         source, parts = self._source, list[str]()
         if self._broken_json:
             return None
@@ -251,7 +269,7 @@ class CallReader:
         try:
             if (yield from source.skip_space()) in ("{", "[", '"'):
                 yield from self._json(parts.append)
-                if (yield from source.literal(" " + tags.end.strip())) and is_json("".join(parts)):
+                if (yield from source.literal(" " + tags.end.strip())) and is_json("".join(parts), types):
                     return "".join(parts)
                 self._broken_json = True  # not tried again: with every value the time would be quadratic
             source.at = before
@@ -314,18 +332,27 @@ def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def is_json(text: str) -> bool:
-    """Returns whether a text is JSON."""
+def is_json(text: str, types: frozenset[str] = ANY) -> bool:
+    """Returns whether a text is JSON. types: of which a text is one; it is one of these then."""
     try:
-        json.loads(text, parse_constant=_no_json)
+        value = json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return False
-    return True
+    return "string" not in types or allows(types, value)
 
 
-def as_json(text: str) -> str:
-    """Returns a value in tags as JSON: JSON itself, a number, a value of Python's, or else a text."""
-    if is_json(text) or NUMBER.fullmatch(text.strip()):
+def as_json(text: str, types: frozenset[str] = ANY) -> str:
+    """Returns a value in tags as JSON: JSON itself, a number, a value of Python's, or else a text.
+
+    Args:
+        text: The value.
+        types: Those of its schema, none for any. Where texts are among them it is one unless it is JSON of another.
+    """
+    if is_json(text, types):
+        return text.strip()
+    if "string" in types:
+        return dumped(text)
+    if NUMBER.fullmatch(text.strip()):
         return text.strip()
     source = Source()
     source.push(text.strip())

@@ -52,6 +52,12 @@ class ChatOutput:
             None if thoughts is None else marks.bound(thoughts),
         )
 
+    @property
+    def call_tokens(self) -> tuple[int, ...]:
+        """Special tokens that begin calls and nothing else."""
+        triggers = () if self.tools is None else self.tools.triggers
+        return tuple(self.marks.ids[text] for text in triggers if text in self.marks.ids)
+
     def literal(self, text: str) -> str:
         """Returns a marked literal as the model writes it."""
         return self.marks.shown(text)
@@ -92,7 +98,8 @@ class ChatOutput:
         tools = self.tools if tool_use.offered else None
         if tools is None and self.reasoning is None:
             return None
-        return Parsing(self.marks, tools, self.reasoning, schemas, thinks, call_id, answers)
+        one = not tool_use.parallel
+        return Parsing(self.marks, tools, self.reasoning, schemas, thinks, call_id, answers, one)
 
     def form(
         self, tool_use: ToolUse, structured: Structured | None, prompt: str, continues: bool = False

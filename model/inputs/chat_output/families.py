@@ -15,7 +15,9 @@ FUNCTION_TAGS = ParameterTags("<parameter=", ">\n", "\n</parameter>\n", indented
 DSML_TAGS = ParameterTags('<｜DSML｜parameter name="', '" string="', "</｜DSML｜parameter>\n", typed='">')
 
 
-def json_list(name: str, trigger: str, opening: str, closing: str, id_length: int = 0) -> ToolFormat:
+def json_list(
+    name: str, trigger: str, opening: str, closing: str, id_length: int = 0, aliases: tuple[str, ...] = ()
+) -> ToolFormat:
     """Returns a form of calls in one JSON list."""
     return ToolFormat(
         name=name,
@@ -27,6 +29,7 @@ def json_list(name: str, trigger: str, opening: str, closing: str, id_length: in
         closing=closing,
         keys=NAME_AND_ARGUMENTS,
         id_length=id_length,
+        aliases=aliases,
     )
 
 
@@ -215,6 +218,7 @@ TOOL_FORMATS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
             between="\n",
             arguments=Arguments.TAGGED,
             tags=FUNCTION_TAGS,
+            bare=("<function=", "</function>"),
         ),
         ("<tool_call>", "<function=example_function_name>"),
     ),
@@ -275,7 +279,7 @@ TOOL_FORMATS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
         ("<|tool|>", "<|/tool|>"),
     ),
     (
-        json_list("granite", "<|tool_call|>", "<|tool_call|>[", "]"),
+        json_list("granite", "<|tool_call|>", "<|tool_call|>[", "]", aliases=("<tool_call>",)),
         ("<|tool_call|>",),
     ),
     (
@@ -357,6 +361,14 @@ REASONING_FORMATS: tuple[tuple[ReasoningFormat, tuple[str, ...]], ...] = (
     (
         ReasoningFormat(name="seed_oss", begin="<seed:think>", end="</seed:think>"),
         ("<seed:think>",),
+    ),
+    (
+        ReasoningFormat(name="hunyuan", begin="<think>", end="</think>", answer=("<answer>", "</answer>")),
+        ("</think>", "<answer>"),
+    ),
+    (
+        ReasoningFormat(name="ernie", begin="<think>", end="</think>", answer=("<response>", "</response>")),
+        ("</think>", "<response>"),
     ),
     (
         ReasoningFormat(name="think", begin="<think>", end="</think>"),

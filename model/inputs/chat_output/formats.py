@@ -57,6 +57,9 @@ class ToolFormat:
         quote: Text that begins and ends a text, in GEMMA arguments.
         at_start: The trigger counts only where the content begins.
         other_triggers: Other texts that begin a call, in place of `opening + begin`. A grammar does not write them.
+        aliases: Other texts in place of the trigger, likewise.
+        bare: Beginning and end of a call of an offered tool where a model leaves out what is around them in `begin` and
+            `end`, likewise; () for none.
         skips_to: The parser reads anything between the name and this text, in place of `named`.
         call_id: Form of the call's id where the model writes one, with {name} and {id}.
         id_begin: Between name and id.
@@ -79,12 +82,19 @@ class ToolFormat:
     quote: str = ""
     at_start: bool = False
     other_triggers: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    bare: tuple[str, ...] = ()
     skips_to: str = ""
     call_id: str = ""
     id_begin: str = ""
     id_pattern: str = ""
     id_length: int = 0
     one: bool = False
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """All texts that begin calls."""
+        return (self.trigger, *self.other_triggers, *self.aliases, *self.bare[:1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +109,7 @@ class ReasoningFormat:
         behind: Behind `end`, before anything else.
         content: Before content.
         dropped: Texts around content that are no content.
+        answer: Texts before and behind all of the content, likewise; () for none.
     """
 
     name: str
@@ -108,3 +119,4 @@ class ReasoningFormat:
     behind: str = ""
     content: str = ""
     dropped: tuple[str, ...] = ()
+    answer: tuple[str, ...] = ()

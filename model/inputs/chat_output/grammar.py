@@ -111,11 +111,23 @@ class OutputGrammar:
     def _text(self) -> str:
         """Returns free text, which has no trigger of a call."""
         form, tools, excluded = self._form, self._form.tools, []
-        if tools is not None and form.offered and not self._at_mark(tools.trigger)[1]:
-            excluded.append(self._beginning(tools) if tools.at_start else f"(?s:.*){escaped(tools.trigger)}(?s:.*)")
+        if tools is not None and form.offered:
+            if tools.at_start and not self._at_mark(tools.trigger)[1]:
+                excluded.append(self._beginning(tools))
+            excluded += self._triggers(tools, () if tools.at_start else (tools.trigger,))
         excluded += [begun] if (begun := self.begun_reasoning()) else []
         self._rules.append(f"TEXT: {ANY}" + "".join(f" & ~/{one}/" for one in excluded))
         return self._rule("text", self._sequence(self._content_begin(), "TEXT"))
+
+    def _triggers(self, tools: ToolFormat, more: tuple[str, ...] = ()) -> list[str]:
+        """Returns expressions of texts with something that the parser takes for a call, and no grammar writes.
+
+        Args:
+            tools: Form of calls.
+            more: Other texts.
+        """
+        texts = (*more, *tools.aliases, *tools.bare[:1])
+        return [f"(?s:.*){escaped(text)}(?s:.*)" for text in texts if not self._at_mark(text)[1]]
 
     def begun_reasoning(self) -> str:
         """Returns the expression of texts that begin as reasoning does; "" where none can."""
@@ -145,7 +157,8 @@ class OutputGrammar:
             first = self._bodies(tools, "first", head)
             gap = "" if after_text else "GAP"
             return [self._rule("calls", self._sequence(gap, first, more, closing))]
-        begun = self.until("head", tools.trigger, self.begun_reasoning())
+        excluded = [*filter(None, [self.begun_reasoning()]), *self._triggers(tools)]
+        begun = self.until("head", tools.trigger, "|".join(f"({one})" for one in excluded))
         rest = self.literal(head[len(tools.trigger) :])
         return [self._rule("calls", self._sequence(begun, rest, body, more, closing))]
 

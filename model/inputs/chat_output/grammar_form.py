@@ -73,11 +73,11 @@ class OutputForm:
         if (tools := values["tools"]) is not None:
             tags = tools["tags"]
             tools |= {"arguments": Arguments[tools["arguments"]], "tags": ParameterTags(**tags) if tags else None}
-            tools |= {name: tuple(tools[name]) for name in ("keys", "other_triggers") if tools[name] is not None}
+            tools |= {name: tuple(value) for name, value in tools.items() if isinstance(value, list)}
             values["tools"] = ToolFormat(**tools)
-        if values["reasoning"] is not None:
-            values["reasoning"]["dropped"] = tuple(values["reasoning"]["dropped"])
-            values["reasoning"] = ReasoningFormat(**values["reasoning"])
+        if (reasoning := values["reasoning"]) is not None:
+            reasoning |= {name: tuple(value) for name, value in reasoning.items() if isinstance(value, list)}
+            values["reasoning"] = ReasoningFormat(**reasoning)
         values["offered"] = tuple(OfferedTool(**one) for one in values["offered"])
         values["answer"] = values["answer"] and tuple(values["answer"])
         return OutputForm(**values)

@@ -14,6 +14,7 @@ from model.inputs.chat_output.marks import Marks
 from model.inputs.chat_output.parsed import Parsed
 from model.inputs.chat_output.source import Source, Waiting
 
+LIST, LIST_END = "[", "]"
 MOST_HEAD = 2**14  # characters from the beginning of a call to the beginning of its arguments
 
 
@@ -29,6 +30,7 @@ class Parsing:
         thinks: The output begins within the reasoning.
         call_id: Returns the id of a call by its number, where the model writes none.
         answers: Content is constrained, so that calls can only come in its place.
+        one_call: The request wants one call at most: those behind it are dropped, as vLLM does.
     """
 
     marks: Marks
@@ -38,6 +40,7 @@ class Parsing:
     thinks: bool = False
     call_id: Callable[[int], str] = str
     answers: bool = False
+    one_call: bool = False
 
 
 class OutputParser:
@@ -50,6 +53,7 @@ class OutputParser:
         self._blank = True  # there was no content yet
         self._strips = False  # whitespace that comes next is dropped
         self._reasoned = parsing.thinks  # there was reasoning
+        self._answers = self._answered = False  # the content began, or has ended, as `ReasoningFormat.answer` says
         self.reasons = parsing.thinks
         """Whether the newest text is reasoning."""
         self.in_text = True
@@ -81,8 +85,8 @@ class OutputParser:
 
     def _all_stops(self) -> tuple[str, ...]:
         tools, reasoning = self._parsing.tools, self._parsing.reasoning
-        stops = (tools.trigger, *tools.other_triggers) if tools else ()
-        stops += (reasoning.begin.strip(), *reasoning.dropped) if reasoning else ()
+        stops = tools.triggers if tools else ()
+        stops += (reasoning.begin.strip(), *reasoning.dropped, *reasoning.answer) if reasoning else ()
         return tuple(sorted(dict.fromkeys(stops), key=len, reverse=True))
 
     def _all(self) -> Waiting[None]:
@@ -93,6 +97,8 @@ class OutputParser:
         while (stop := (yield from source.until(self._stops, self._content))) is not None:
             if parsing.reasoning and stop in parsing.reasoning.dropped:
                 self._strips = True
+            elif parsing.reasoning and stop in parsing.reasoning.answer:
+                self._around_answer(stop, parsing.reasoning.answer)
             elif parsing.reasoning and stop == parsing.reasoning.begin.strip():
                 if (self._blank and not self._reasoned) or parsing.reasoning.anywhere:
                     yield from self._reasoning(parsing.reasoning)
@@ -100,14 +106,26 @@ class OutputParser:
                     self._content(stop)
             elif parsing.tools and self._reader:
                 yield from self._called(stop, parsing.tools, self._reader)
-        self._new.content += "".join(self._space)
+        if not self._answered:
+            self._new.content += "".join(self._space)
+
+    def _around_answer(self, stop: str, answer: tuple[str, ...]) -> None:
+        """Takes a text that stands around all of the content: anywhere else it belongs to the content."""
+        begin, end = answer
+        if stop == begin and self._blank and not self._answers:
+            self._answers = self._strips = True
+        elif stop == end and self._answers:
+            self._space.append(stop)  # content, if more of that follows
+            self._answered = True
+        else:
+            self._content(stop)
 
     def _content(self, text: str) -> None:
         if self._strips:
             text = text.lstrip()
         kept = text.rstrip()
         if kept:
-            self._strips = self._blank = False
+            self._strips = self._blank = self._answered = False
             self.in_text = True
             self._new.content += "".join(self._space) + self._shown(kept)
             self._space.clear()
@@ -143,13 +161,20 @@ class OutputParser:
         source = self._source
         self._pin()
         start, before = source.at - len(trigger), self._calls
-        head = form.opening + form.begin
-        if not head.startswith(trigger):
-            head, source.at = "", start if trigger == form.trigger else source.at
+        head, closing = form.opening + form.begin, form.closing
+        if closing.startswith(LIST_END):
+            closing = LIST_END + " " + closing.removeprefix(LIST_END)
+        if trigger not in (form.trigger, *form.aliases):
+            head = ""
+        elif head.startswith(form.trigger):
+            head = head[len(form.trigger) :]
         else:
-            head = head[len(trigger) :]
+            head, source.at = "", start
         is_call = self._blank or not (form.at_start or self._parsing.answers)
-        is_call = is_call and (yield from source.literal(head)) and (yield from reader.read())
+        if is_call and not (yield from source.literal(" " + head)):
+            # A list of one call may come without its brackets.
+            is_call, closing = head == LIST, form.closing.removeprefix(LIST_END)
+        is_call = is_call and (yield from reader.read(trigger in form.bare))
         if self._calls == before:
             # What was too long for a call is not read again: with a trigger in it, the time would be quadratic.
             too_long = source.limit is not None and source.at >= source.limit
@@ -157,7 +182,7 @@ class OutputParser:
             self._unpin()
             self._content(source.text[start : source.at])
             return
-        while is_call and form.opening and not (yield from source.literal(" " + form.closing)):
+        while is_call and form.opening and not (yield from source.literal(" " + closing)):
             self._pin()
             start, before = source.at, self._calls
             is_call = (yield from source.literal(" " + form.between + form.begin)) and (yield from reader.read())
@@ -180,9 +205,14 @@ class OutputParser:
         self._unpin()  # from now on nothing leads back
         self._space.clear()
         self._blank = self.in_text = False
-        self._new.begin_call(self._calls, name, call_id or self._parsing.call_id(self._calls))
         self._calls += 1
+        if self._is_wanted:
+            self._new.begin_call(self._calls - 1, name, call_id or self._parsing.call_id(self._calls - 1))
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._calls == 1 or not self._parsing.one_call
 
     def arguments(self, text: str) -> None:
-        if text:
+        if text and self._is_wanted:
             self._new.add_arguments(self._calls - 1, text)

@@ -66,7 +66,9 @@ def test_reasoning() -> None:
             assert found is not None
             assert found.name == wanted[name]
     assert reasoning_format("auto", "plain") is None
-    assert len(REASONING_FORMATS) == 5
+    assert reasoning_format("auto", "<answer></think>") == reasoning_format("hunyuan", "")
+    assert reasoning_format("auto", "<response></think>") == reasoning_format("ernie", "")
+    assert len(REASONING_FORMATS) == 7
     assert len(TOOL_FORMATS) > 25
 
 
@@ -75,6 +77,14 @@ def test_unknown_names_are_refused() -> None:
         tool_format("other", "")
     with pytest.raises(CheckpointError, match="--reasoning-format"):
         ChatOutput.of("", {}, "none", "other")
+
+
+def test_tokens_that_begin_calls() -> None:
+    special = {7: "<tool_call>", 8: "</tool_call>", 9: "<|channel|>", 10: "[TOOL_CALLS]"}
+    for name, tokens in (("hermes", (7,)), ("mistral", (10,)), ("harmony", ()), ("granite", (7,)), ("llama3", ())):
+        assert ChatOutput.of("", special, name).call_tokens == tokens
+    assert ChatOutput.of("", {}, "hermes").call_tokens == ()
+    assert ChatOutput.of("", special, "none").call_tokens == ()
 
 
 def test_ids_of_calls() -> None:

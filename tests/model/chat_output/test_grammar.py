@@ -16,6 +16,7 @@ from llguidance import LLMatcher
 from model.inputs.chat_output.chat_output import ChatOutput
 from model.inputs.chat_output.families import TOOL_FORMAT_NAMES
 from model.inputs.chat_output.grammar_form import OutputForm
+from model.inputs.chat_output.parser import OutputParser
 from model.inputs.grammar_checker import GrammarChecker
 from model.inputs.grammar_process import output_grammar, tokenizer_of, trial_ids
 from model.inputs.grammars import GrammarRefused, limits
@@ -166,6 +167,59 @@ def test_all_arguments_can_be_written(name: str, arguments: dict[str, Any]) -> N
     text = form.marks.marked(text).replace("Paris", written)
     assert texts.allows(text)
     assert json.loads(parsed(form, text).calls[0][2]) == arguments
+
+
+OPTIONAL = {
+    "type": "object",
+    "properties": {
+        "either": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "listed": {"type": ["string", "null"], "enum": ["a", "b"]},
+        "code": {"enum": ["1", "2", None]},
+        "shared": {"anyOf": [{"$ref": "#/$defs/Code"}, {"type": "null"}]},
+        "count": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+    },
+    "additionalProperties": False,
+    "$defs": {"Code": {"type": "string", "enum": ["1", "2"]}},
+}
+KEPT = {
+    "either": ["12", "null", "nullify", '{"a": 1}', '"a"'],
+    "listed": ["a"],
+    "code": ["1", "null"],
+    "shared": ["2", "null"],
+    "count": ["7", '"seven"'],
+}
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "seed_oss", "deepseek_v32"])
+def test_texts_that_may_be_missing_are_kept_and_read(name: str) -> None:
+    form = form_of(name, False)
+    use = ToolUse((Tool("f", parameters=json.dumps(OPTIONAL), strict=True),), ToolChoice.REQUIRED)
+    wanted, parsing = form.form(use, None, ""), form.parsing(use, {"f": OPTIONAL}, False, str)
+    assert wanted is not None
+    assert parsing is not None
+    assert form.tools is not None
+    assert form.tools.tags is not None
+    texts, tools, tags = Language(wanted), form.tools, form.tools.tags
+    for key, kept in KEPT.items():
+        for value in {value for values in KEPT.values() for value in values} | {"c", "true", "[]"}:
+            for typed in ("true", "false") if tags.typed else ("",):
+                argument = f"{tags.begin}{key}{tags.named}{typed}{tags.typed}{value}{tags.end}"
+                text = f"{tools.opening}{tools.begin}f{tools.named}{argument}{tools.end}{tools.closing}"
+                assert texts.allows(text) or value not in kept or typed
+                if texts.allows(text):
+                    parser = OutputParser(parsing)
+                    found = [*parser.push(text).calls, *parser.end().calls]
+                    jsonschema.validate(json.loads("".join(part.arguments for part in found)), OPTIONAL)
+    beside = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/C", "maxLength": 1}},
+        "$defs": {"C": {"type": "string"}},
+    }
+    strict = ToolUse((Tool("f", parameters=json.dumps(beside), strict=True),), ToolChoice.REQUIRED)
+    refused = form.form(strict, None, "")
+    assert refused is not None
+    with pytest.raises(GrammarRefused, match=r"maxLength: is not enforced beside \$ref"):
+        Language(refused)
 
 
 def test_an_answer_behind_reasoning() -> None:

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -140,6 +140,12 @@ def test_what_is_no_call_is_text(name: str, fragments: list[str]) -> None:
         ("gemma4", '<|tool_call>call:get_time{a:{b:[<|"|>x, y}<|"|>,2]},tz:<|"|>q"\'<|"|>}<tool_call|>',
          {"a": {"b": ["x, y}", 2]}, "tz": "q\"'"}),
         ("harmony", ' to=functions.get_time<|channel|>commentary json<|message|>{"tz": "z"}', {"tz": "z"}),
+        ("qwen3_coder", "<function=get_time>\n<parameter=tz>\na\n</parameter>\n</function>\n</tool_call>", {"tz": "a"}),
+        ("granite", '<|tool_call|> [{"name": "get_time", "arguments": {"tz": "a"}}]', {"tz": "a"}),
+        ("granite", '<tool_call> [{"name": "get_time", "arguments": {"tz": "a"}}]', {"tz": "a"}),
+        ("hunyuan", '<tool_calls>\n[{"name": "get_time", "arguments": {"tz": "a"}}]\n</tool_calls>', {"tz": "a"}),
+        ("nemotron", '<TOOLCALL> [{"name": "get_time", "arguments": {"tz": "a"}}]</TOOLCALL>', {"tz": "a"}),
+        ("phi4_mini", '<|tool_call|>{"name": "get_time", "arguments": {"tz": "a"}}<|/tool_call|>', {"tz": "a"}),
     ],
 )  # fmt: skip
 def test_ways_of_writing(name: str, text: str, arguments: dict[str, Any]) -> None:
@@ -148,9 +154,84 @@ def test_ways_of_writing(name: str, text: str, arguments: dict[str, Any]) -> Non
     assert found.content == ""
 
 
+def test_a_block_may_have_several_functions() -> None:
+    call = "<function=get_time>\n<parameter=tz>\n{}\n</parameter>\n</function>\n"
+    found = parsed(
+        form_of("qwen3_coder", False), "Both.\n<tool_call>\n" + call.format("a") + call.format("b") + "</tool_call>"
+    )
+    assert [json.loads(call[2]) for call in found.calls] == [{"tz": "a"}, {"tz": "b"}]
+    assert found.content == "Both."
+
+
+@pytest.mark.parametrize("name", [name for name in TOOL_FORMAT_NAMES if name not in SINGLE])
+def test_calls_behind_the_first_are_dropped_where_one_is_wanted(name: str) -> None:
+    form = form_of(name, True)
+    parsing = form.parsing(replace(TOOLS, parallel=False), SCHEMAS, False, str)
+    assert parsing is not None
+    parser, whole = OutputParser(parsing), Whole()
+    for char in form.marks.marked(WRITTEN[name]):
+        whole.add(parser.push(char))
+    whole.add(parser.end())
+    assert [(call[0], json.loads(call[2])) for call in whole.calls] == CALLS[:1]
+    assert whole.content == ""
+
+
+OPTIONAL = {
+    "type": "object",
+    "properties": {
+        "either": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "listed": {"type": ["string", "null"]},
+        "code": {"enum": ["1", "2"]},
+        "shared": {"$ref": "#/$defs/Code"},
+        "count": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        "any": {},
+    },
+    "$defs": {"Code": {"type": "string", "enum": ["1", "2"]}},
+}
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "glm47", "minimax_m2", "seed_oss"])
+@pytest.mark.parametrize(
+    ("key", "value", "read"),
+    [
+        ("either", "12345", "12345"),
+        ("either", "null", None),
+        ("either", "nullify", "nullify"),
+        ("either", '{"a": 1}', '{"a": 1}'),
+        ("listed", "True", "True"),
+        ("listed", "null", None),
+        ("code", "1", "1"),
+        ("shared", "2", "2"),
+        ("count", "7", 7),
+        ("count", "7.5", "7.5"),
+        ("count", '{"a": 1}', '{"a": 1}'),
+        ("any", "7", 7),
+        ("any", "seven", "seven"),
+    ],
+)  # fmt: skip
+def test_a_value_is_a_text_where_its_schema_has_texts(name: str, key: str, value: str, read: Any) -> None:
+    form = form_of(name, False)
+    assert form.tools is not None
+    assert form.tools.tags is not None
+    tags = form.tools.tags
+    text = form.tools.opening + form.tools.begin + "get_time" + form.tools.named
+    text += tags.begin + key + tags.named + value + tags.end + form.tools.end + form.tools.closing
+    parsing = form.parsing(
+        ToolUse((Tool("get_time", parameters=json.dumps(OPTIONAL)),)), {"get_time": OPTIONAL}, False, str
+    )
+    assert parsing is not None
+    for parts in ([text], [*text]):
+        parser, whole = OutputParser(parsing), Whole()
+        for part in parts:
+            whole.add(parser.push(part))
+        whole.add(parser.end())
+        assert [json.loads(call[2]) for call in whole.calls] == [{key: read}]
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("qwen3_coder", "Write <function=other> there"),
         ("hermes", "<tool_call>no JSON</tool_call>"),
         ("hermes", '<tool_call>{"name": "bad name!", "arguments": {}}</tool_call>'),
         ("hermes", '<tool_call>{"name": "get_time", "arguments": [1]}</tool_call>'),
@@ -185,6 +266,27 @@ def test_reasoning_that_the_template_began() -> None:
     assert (found.reasoning, found.content) == ("so", "yes")
     closed = parsed(form, "yes", prompt="<think>\n\n</think>\n\n")
     assert (closed.reasoning, closed.content) == ("", "yes")
+
+
+@pytest.mark.parametrize(("reasoning", "tag"), [("hunyuan", "answer"), ("ernie", "response")])
+def test_an_answer_within_tags(reasoning: str, tag: str) -> None:
+    form, begin, end = form_of("hermes", False, reasoning), f"<{tag}>", f"</{tag}>"
+    cases = {
+        f"\n{begin}\nHello\n{end}\n": "Hello",
+        f"{begin}Hello {end} you{end}": f"Hello {end} you",
+        f"{begin}Hello": "Hello",
+        f"Write {begin}x{end}": f"Write {begin}x{end}",
+        f"{begin}a{begin}b{end}": f"a{begin}b",
+        f"Hello\n{end}\n": f"Hello\n{end}\n",
+    }
+    for text, content in cases.items():
+        for cuts in ([], [*range(len(text) + 30)]):
+            found = parsed(form, f"<think>\nhm\n</think>{text}", cuts)
+            assert (found.reasoning, found.content, found.calls) == ("hm", content, [])
+    call = '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
+    found = parsed(form, f"<think>hm</think>{begin}I look.\n{call}\n{end}")
+    assert found.content == "I look."
+    assert len(found.calls) == 1
 
 
 def test_reasoning_that_does_not_end() -> None:
