@@ -13,7 +13,7 @@ from model.inputs.chat_contents import Contents, contents_read, template_message
 from model.inputs.chat_output.chat_output import ChatOutput
 from model.inputs.chat_output.families import AUTO
 from model.inputs.chat_renderer import ChatFailed, ChatRenderer
-from model.inputs.chat_tools import MAPPINGS, CallsRead, calls_read, template_fields, template_tools
+from model.inputs.chat_tools import MAPPINGS, TurnForm, template_fields, template_tools, turn_form
 from model.inputs.grammar_backends import LLGUIDANCE
 from model.inputs.grammar_checker import GrammarChecker
 from model.inputs.images import decode_images, image_digest
@@ -37,6 +37,7 @@ from scheduler.request import PromptImage, Request
 from scheduler.resolve import resolve
 from scheduler.settings import ImageLimits
 from scheduler.spec import Spec
+from scheduler.tools import NO_TOOLS, ToolChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Preparer:
         prefix_lm: Prompts are bidirectional prefixes.
         outputs: Constraints on outputs, and their reading. Ended by `close`.
         contents: Form in which the chat template reads the content of a message.
-        calls: Form in which it reads tool calls.
+        turns: Form in which it reads the turns of a conversation.
         architecture: Name of the architecture in config.json.
         context: Context length of the model, in tokens.
     """
@@ -69,7 +70,7 @@ class Preparer:
     prefix_lm: bool = False
     outputs: Outputs = field(default_factory=Outputs)
     contents: Contents = Contents.EITHER
-    calls: CallsRead = MAPPINGS
+    turns: TurnForm = MAPPINGS
     architecture: str = ""
     context: int = 0
 
@@ -127,7 +128,7 @@ class Preparer:
             raise RequestFailed("INVALID_ARGUMENT", "NO_CHAT_TEMPLATE", message, field="chat")
         marker = "" if self.images is None else self.images.marker
         messages = [
-            written | template_fields(message, self.calls, f"chat.messages[{i}]")
+            written | template_fields(message, self.turns, f"chat.messages[{i}]")
             for i, (written, message) in enumerate(
                 zip(template_messages(chat.messages, self.contents, marker), chat.messages, strict=True)
             )
@@ -291,10 +292,16 @@ class Preparer:
             self.chat.close()
 
     def _bad_words(self, spec: Spec, limits: Limits) -> list[list[int]]:
-        """Returns the token ids of each bad word twice: as it stands in the middle of a word, and after a space."""
+        """Returns the token ids of each bad word twice: as it stands in the middle of a word, and after a space.
+
+        With `tool_choice` none tokens that begin calls are among them.
+        """
         check_bad_words(spec, limits)
         words = [word.lstrip() for word in spec.sampling.bad_words]
-        return [self._ids("sampling.bad_words", start + word, False) for word in words for start in ("", " ")]
+        found = [self._ids("sampling.bad_words", start + word, False) for word in words for start in ("", " ")]
+        use = spec.prompt.tool_use if isinstance(spec.prompt, Chat) else NO_TOOLS
+        calls = self.outputs.form.call_tokens if use.tools and use.choice is ToolChoice.NONE else ()
+        return found + [[token] for token in calls]
 
 
 def placed(
@@ -364,6 +371,7 @@ def load_preparer(
     markers = tokenizer.marker_texts
     form = ChatOutput.of(source, markers, tool_format, reasoning_format)
     chat = ChatRenderer(template) if template is not None else None
+    contents = contents_read(chat) if sees and chat is not None else Contents.EITHER
     return Preparer(
         name,
         tokenizer,
@@ -374,8 +382,8 @@ def load_preparer(
         image_limits or ImageLimits(),
         config.vision is not None and config.vision.prefix_lm,
         outputs=Outputs(form, GrammarChecker(structured_output_backend), markers, ends=defaults.eos_token_ids),
-        contents=contents_read(chat) if sees and chat is not None else Contents.EITHER,
-        calls=calls_read(chat) if chat is not None and form.tools is not None else MAPPINGS,
+        contents=contents,
+        turns=MAPPINGS if chat is None else turn_form(chat, contents, form.tools is not None),
         architecture=config.architecture,
         context=config.context,
     )

@@ -65,6 +65,9 @@ Part = Annotated[Annotated[TextPart, Tag("text")] | Annotated[InputImage, Tag("i
 Parts = Annotated[list[Part], Field(fail_fast=True, max_length=MOST_PARTS), BeforeValidator(_parts)]
 
 
+OF_SYSTEM = ("system", "developer")
+
+
 class MessageItem(Strict):
     """A message."""
 
@@ -79,8 +82,7 @@ class MessageItem(Strict):
         """Returns it as a chat has it."""
         parts = [_chat_part(part) for part in self.content]
         plain = all(part["type"] == "text" for part in parts)
-        role = "system" if self.role == "developer" else self.role  # templates know no developers
-        return {"role": role, "content": "".join(part["text"] for part in parts) if plain else parts}
+        return {"role": self.role, "content": "".join(part["text"] for part in parts) if plain else parts}
 
 
 def _chat_part(part: TextPart | InputImage) -> dict[str, Any]:
@@ -309,8 +311,6 @@ class ResponsesRequest(Strict):
     def messages(self) -> list[dict[str, Any]]:
         """Returns the turns of the chat: an assistant's reasoning, text and calls are one turn."""
         turns: list[dict[str, Any]] = []
-        if self.instructions:
-            turns.append({"role": "system", "content": self.instructions})
         turn: dict[str, Any] | None = None  # of an assistant, which may go on
         for item in self.input:
             if (
@@ -332,7 +332,20 @@ class ResponsesRequest(Strict):
                 if turn is None:
                     turns.append(turn := {"role": "assistant"})
                 self._add(turn, item)
-        return turns
+        return self._with_instructions(turns)
+
+    def _with_instructions(self, turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the turns behind the instructions, which are one turn with the system's first ones.
+
+        Templates refuse a second turn of the system (Qwen 3.5, Mistral Small).
+        """
+        if not self.instructions:
+            return turns
+        texts, first = [self.instructions], 0
+        while first < len(turns) and turns[first]["role"] in OF_SYSTEM and isinstance(turns[first]["content"], str):
+            texts.append(turns[first]["content"])
+            first += 1
+        return [{"role": "system", "content": "\n\n".join(texts)}, *turns[first:]]
 
     @staticmethod
     def _add(turn: dict[str, Any], item: CallItem | ReasoningItem) -> None:

@@ -203,6 +203,29 @@ def test_what_openais_helpers_have_parsed_comes_back_beside_its_text() -> None:
     assert parsed == plain
 
 
+def test_instructions_are_one_turn_with_the_systems_first_ones() -> None:
+    """Templates refuse a second turn of the system."""
+    items = [
+        {"role": "developer", "content": "Use tools."},
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "hi"},
+        {"role": "developer", "content": "Now in French."},
+    ]
+    asked = chat_spec(read_responses({"instructions": "Be brief.", "input": items}))
+    turns = [(turn.role, turn.parts[0].text) for turn in asked.chat.messages]
+    assert turns == [
+        ("system", "Be brief.\n\nUse tools.\n\nBe kind."),
+        ("user", "hi"),
+        ("developer", "Now in French."),
+    ]
+    assert [turn.role for turn in chat_spec(read_responses({"input": items})).chat.messages][:2] == [
+        "developer",
+        "system",
+    ]
+    (alone, _) = chat_spec(read_responses({"instructions": "Be brief.", "input": "hi"})).chat.messages
+    assert (alone.role, alone.parts[0].text) == ("system", "Be brief.")
+
+
 @pytest.mark.parametrize(
     ("content", "param", "says"),
     [

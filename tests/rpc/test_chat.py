@@ -14,10 +14,12 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 from model.inputs.chat import ChatTemplate
+from model.inputs.chat_output.chat_output import ChatOutput
 from model.inputs.chat_renderer import ChatRenderer
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.frontend import Frontend
+from rpc.frontend.outputs import Outputs
 from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
 from rpc.observe.metrics import Metrics
@@ -26,6 +28,7 @@ from scheduler.limits import Limits, ModelDefaults
 from scheduler.parameters import Stopping
 from scheduler.prompts import Chat, ChatMessage, ImageHere, Truncation
 from scheduler.spec import Spec
+from scheduler.tools import Tool, ToolChoice, ToolUse
 from tests.support.frontends import PuppetEngine
 
 LIMITS = Limits(vocabulary=320, context=256, pool_tokens=4096, sequences=8)
@@ -49,6 +52,20 @@ def refusal(preparer: Preparer, spec: Spec) -> RequestFailed:
         preparer.prepare(spec, LIMITS)
     assert refused.value.code == "INVALID_ARGUMENT"
     return refused.value
+
+
+def test_a_model_that_is_not_to_call_cannot_begin_a_call(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate(SOURCE, Path("chat_template.jinja"), {"bos_token": "<|end|>"})
+    outputs = Outputs(ChatOutput.of("", {7: "<tool_call>"}, "hermes"))
+    made = Preparer("m", tokenizer, ModelDefaults(), (), ChatRenderer(template), outputs=outputs)
+    try:
+        for choice, banned in ((ToolChoice.NONE, ((7,),)), (ToolChoice.AUTO, ())):
+            for tools in ((Tool("f"),), ()):
+                conversation = Chat((ChatMessage("user", "the cat"),), tool_use=ToolUse(tools, choice))
+                request = made.prepare(Spec(conversation), LIMITS)
+                assert request.controls.logits_params.banned == (banned if tools else ())
+    finally:
+        made.close()
 
 
 def test_the_prompt_is_the_rendered_text(preparer: Preparer, tokenizer: Tokenizer) -> None:
