@@ -149,8 +149,8 @@ def gpus_of(config: EngineConfig) -> list[str]:
     visible, size = os.environ.get("CUDA_VISIBLE_DEVICES"), config.model.tensor_parallel
     count = torch.cuda.device_count()
     names = listed_gpus(visible, 0) if visible else [str(number) for number in range(count)]
-    if len(names) < size:
-        raise ValueError(f"--tensor-parallel is {size}, there are {len(names)} CUDA devices: each rank needs its own")
+    if (usable := min(len(names), count)) < size:  # CUDA stops reading names at the first that is none
+        raise ValueError(f"--tensor-parallel is {size}, there are {usable} CUDA devices: each rank needs its own")
     return names
 
 

@@ -270,9 +270,9 @@ class ResponsesRequest(Strict):
     reasoning: ReasoningOptions | None = None
 
     # Hints
-    user: Any = None
+    user: str | None = None
     safety_identifier: Any = None
-    metadata: Annotated[dict[str, Any] | None, Field(max_length=MOST_KEYS)] = None
+    metadata: Annotated[dict[str, str] | None, Field(max_length=MOST_KEYS)] = None
     service_tier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None

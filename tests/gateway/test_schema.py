@@ -203,6 +203,13 @@ def test_what_openais_helpers_have_parsed_comes_back_beside_its_text() -> None:
     assert parsed == plain
 
 
+@pytest.mark.parametrize("field", [{"metadata": {"a": 1e999}}, {"user": 1e999}], ids=lambda field: next(iter(field)))
+def test_what_a_response_echoes_is_text(field: dict[str, Any]) -> None:
+    """JSON has no infinity, so that the answer would be none."""
+    with pytest.raises(ValidationError, match=next(iter(field))):
+        read_responses({"input": "hi", **field})
+
+
 def test_instructions_are_one_turn_with_the_systems_first_ones() -> None:
     """Templates refuse a second turn of the system."""
     items = [

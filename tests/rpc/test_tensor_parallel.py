@@ -205,6 +205,11 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert group.gpus_of(config_of(2)) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,9,3")  # 9 is none: CUDA reads no further, and counts one
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="--tensor-parallel is 2, there are 1 CUDA devices"):
+        group.gpus_of(config_of(2))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3,7")
     assert group.gpus_of(config_of(3)) == ["5", "3", "7"]
     with pytest.raises(ValueError, match="--tensor-parallel is 4, there are 3 CUDA devices"):
