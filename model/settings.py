@@ -128,7 +128,10 @@ class ModelSettings:
     )
     tensor_parallel_timeout: float = field(
         default=10.0,
-        metadata={"help": "Seconds without a sign of life from one of these processes after which the engine fails."},
+        metadata={
+            "help": "Seconds without a sign of life from one of these processes after which the engine fails; on GPUs "
+            "at least 60, as the computing of a step counts."
+        },
     )
     gpu_memory_utilization: float = field(
         default=0.9,

@@ -18,6 +18,8 @@ from rpc.heap import freeze_heap
 from rpc.paths import model_directory
 from rpc.settings import EngineConfig
 
+LEAST_ON_GPUS = 60.0  # seconds of an exchange: NCCL's timeout includes the computing of the step before it
+
 
 def run_follower(
     config: EngineConfig, rank: int, size: int, address: str, token: bytes, lost: Callable[[str], None]
@@ -75,5 +77,5 @@ def group_identity(directory: Path) -> Mapping[str, str]:
 
 def group_settings(settings: ModelSettings) -> GroupSettings:
     """Returns the settings by which the ranks of a model compute together."""
-    gpu = choose_device(settings.device) == "cuda"
-    return GroupSettings(gpu, settings.kernel_directory, settings.tensor_parallel_timeout)
+    gpu, timeout = choose_device(settings.device) == "cuda", settings.tensor_parallel_timeout
+    return GroupSettings(gpu, settings.kernel_directory, max(timeout, LEAST_ON_GPUS) if gpu else timeout)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from rpc.engines import group
+from model.settings import ModelSettings
+from rpc.engines import follower, group
 from rpc.engines.assembly import assemble
 from rpc.engines.follower import set_threads
 from rpc.settings import EngineConfig
@@ -214,6 +215,12 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert group.gpus_of(config_of(3)) == ["5", "3", "7"]
     with pytest.raises(ValueError, match="--tensor-parallel is 4, there are 3 CUDA devices"):
         group.gpus_of(config_of(4))
+
+
+def test_an_exchange_on_gpus_has_the_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device, given, wanted in (("cuda", 10.0, 60.0), ("cuda", 90.0, 90.0), ("cpu", 10.0, 10.0)):
+        monkeypatch.setattr(follower, "choose_device", lambda _, chosen=device: chosen)
+        assert follower.group_settings(ModelSettings(tensor_parallel_timeout=given)).seconds == wanted
 
 
 def test_what_cannot_be_divided_starts_nothing() -> None:
