@@ -41,7 +41,7 @@ def read_value(source: Source, quote: str, levels: int = MOST_LEVELS) -> Waiting
     char = yield from source.skip_space()
     if quote and (yield from source.literal(quote)):
         return (yield from _raw(source, quote))
-    if not quote and char in ("'", '"'):
+    if char == '"' or (not quote and char == "'"):  # Gemma writes JSON's quotes at times
         return (yield from _quoted(source))
     if char == "[":
         return (yield from _list(source, quote, levels - 1))

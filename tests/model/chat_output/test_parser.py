@@ -140,6 +140,7 @@ def test_what_is_no_call_is_text(name: str, fragments: list[str]) -> None:
         ("gemma4", '<|tool_call>call:get_time{a:{b:[<|"|>x, y}<|"|>,2]},tz:<|"|>q"\'<|"|>}<tool_call|>',
          {"a": {"b": ["x, y}", 2]}, "tz": "q\"'"}),
         ("harmony", ' to=functions.get_time<|channel|>commentary json<|message|>{"tz": "z"}', {"tz": "z"}),
+        ("gemma4", '<|tool_call>call:get_time{"tz":"a", n:[1,"b"]}<tool_call|>', {"tz": "a", "n": [1, "b"]}),
         ("qwen3_coder", "<function=get_time>\n<parameter=tz>\na\n</parameter>\n</function>\n</tool_call>", {"tz": "a"}),
         ("granite", '<|tool_call|> [{"name": "get_time", "arguments": {"tz": "a"}}]', {"tz": "a"}),
         ("granite", '<tool_call> [{"name": "get_time", "arguments": {"tz": "a"}}]', {"tz": "a"}),
