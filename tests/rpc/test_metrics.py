@@ -104,7 +104,7 @@ COUNTED = {
     "kv_pages_swapped_out_total": 8,
     "kv_pages_swapped_in_total": 6,
     "kv_pages_swap_lost_total": 5,
-    "kv_pages_brought_total": 9,
+    "kv_pages_transferred_total": 9,
     "kv_page_lifetime_seconds_count": sum(range(CLASSES)),
     "kv_page_lifetime_seconds_sum": 7.5,
 }
