@@ -123,7 +123,7 @@ class ReuseAware:
 
     def _wait_for(self, nodes: Nodes, kind: int) -> None:
         """Gives nodes a class, from which they are observed until the next request."""
-        self._runs.put(nodes, kind, self._now)
+        self._runs.put(nodes.copy(), kind, self._now)  # a view would keep the memory of all the request's nodes
         self._hazards.open(kind, len(nodes))
 
     def offer(self, node: int) -> None:
