@@ -8,7 +8,7 @@ from typing import Any
 from cache_manager.layout import KVLayout, KVShape, LayerGroup, layer_groups
 from model.errors import MOST_SHOWN, CheckpointError, shown
 from model.families import ALIASES, FAMILIES, RENAMED, TEXT_ALONE, Family, family_of
-from model.fields import Fields, read_json
+from model.fields import MOST_OF, Fields, read_json
 from model.gguf.config import read_gguf_config
 from model.gguf.split import SUFFIX, is_gguf
 from model.hybrids import Mixers
@@ -263,12 +263,18 @@ def _scale(fields: Fields, family: Family, head_dim: int) -> float:
 def _context(fields: Fields, default: int | None) -> int:
     """Returns the longest sequence in tokens.
 
-    With 'longrope' it is that of the training: past it, keys in the cache would have to be rotated again.
+    With 'longrope' it is that of the training: past it, keys in the cache would have to be rotated again. With 'yarn'
+    it is that of the training times the factor, as in vLLM: published instructions add no longer one.
     """
     context = fields.positive("max_position_embeddings", default)
     for key in ("rope_parameters", "rope_scaling"):
         rope = fields.section(key)
-        if rope.values.get("rope_type", rope.values.get("type")) in ("longrope", "su"):
+        kind = rope.values.get("rope_type", rope.values.get("type"))
+        if kind == "yarn":
+            trained = rope.positive("original_max_position_embeddings", context)
+            stretched = int(trained * rope.positive_float("factor", 1.0))
+            context = max(context, min(stretched, MOST_OF["max_position_embeddings"]))
+        if kind in ("longrope", "su"):
             trained = fields if "original_max_position_embeddings" in fields else rope
             return min(context, trained.positive("original_max_position_embeddings", context))
     return context
@@ -299,7 +305,7 @@ def read_defaults(directory: Path, config: ModelConfig) -> ModelDefaults:
     for entry in parameters_of(Sampling):
         default = getattr(silent, entry.name, None)  # None: no model has a default of it
         if default is not None and entry.name not in given:
-            given[entry.name] = fields.get(entry.name, entry.kind, default)
+            given[entry.name] = entry.read(fields.get(entry.name, entry.kind, default))
     eos = _eos(path, fields.values, config.vocabulary) or config.eos_token_ids
     try:
         Sampling(**given)

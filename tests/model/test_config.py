@@ -14,6 +14,9 @@ from model.fields import Fields, read_json
 from model.rope import frequencies, read_rope
 from tests.model.config_files import CLASSIC, NEW, read_model, refusal, without, write
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+"""As instructions of published models have it, beside a max_position_embeddings that stays."""
+
 
 @pytest.mark.parametrize("values", [CLASSIC, NEW], ids=["classic", "transformers 5"])
 def test_both_styles_say_the_same(tmp_path: Path, values: dict[str, Any]) -> None:
@@ -63,6 +66,10 @@ def test_null_is_left_out(tmp_path: Path) -> None:
         ({"torch_dtype": "float16"}, "dtype", "float16"),
         ({"dtype": "float32"}, "dtype", "float32"),  # the newer key wins
         ({"tie_word_embeddings": True}, "tied_embeddings", True),
+        ({"rope_scaling": YARN}, "context", 4 * 32768),
+        ({"rope_parameters": YARN | {"rope_theta": 1e6}}, "context", 4 * 32768),
+        ({"rope_scaling": YARN, "max_position_embeddings": 2**20}, "context", 2**20),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "context", 2 * 8192),
     ],
 )
 def test_values(tmp_path: Path, changes: dict[str, Any], field: str, value: object) -> None:

@@ -39,6 +39,7 @@ def test_generation_config(tmp_path: Path) -> None:
         ({"do_sample": False, "temperature": 0.6}, ModelDefaults(temperature=0.0, eos_token_ids=(128001,))),
         ({"temperature": None, "top_k": None}, ModelDefaults(eos_token_ids=(128001,))),
         ({"temperature": 1}, ModelDefaults(temperature=1.0, eos_token_ids=(128001,))),
+        ({"top_k": -1}, ModelDefaults(top_k=0, eos_token_ids=(128001,))),  # as vLLM writes it
         ({"transformers_version": "5.0", "pad_token_id": 3}, ModelDefaults(eos_token_ids=(128001,))),
     ],
 )
@@ -54,7 +55,7 @@ def test_generation_defaults(tmp_path: Path, generation: dict[str, Any], expecte
         ({"temperature": float("nan")}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
         ({"min_p": 2.0}, "min_p"),
         ({"do_sample": "no"}, "do_sample"),
