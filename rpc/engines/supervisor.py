@@ -153,6 +153,8 @@ class Supervisor:
         """
         replica = self._frontend.serving(number)
         if number not in self._restarting:
+            if number not in self.keeping:  # autoscaling ends it, and still moves its requests away
+                raise RequestFailed("NOT_FOUND", "NO_SUCH_REPLICA", f"replica {number} is about to end")
             task = self._restarting[number] = asyncio.create_task(self._restart(replica))
             task.add_done_callback(lambda _: self._restarting.pop(number))
         return await asyncio.shield(self._restarting[number])
@@ -229,6 +231,7 @@ class Keeper:
         """Starts an engine, with as many attempts as it takes, and keeps it as `keep` does."""
         await self._replace(0.0)
         log.info("engine %d takes requests", self._number)
+        self._replacement_wanted.clear()  # of the engine that was here before
         await self.keep()
 
     async def keep(self) -> None:

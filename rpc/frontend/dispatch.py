@@ -280,6 +280,7 @@ class Dispatch:
             elif isolated in lives:  # it waited for others' rows to end, so the engine cannot have died of it
                 replica.isolated_request = None
                 self.quarantine.postpone()
+                self._start_queue_timer(isolated)
         log.warning("engine %d had %d requests when it died", replica.number, len(lives))
         self._metrics.requests_moved(sum(not live.stream.ended for live in lives), "engine_lost")
         for live in free:
@@ -293,6 +294,7 @@ class Dispatch:
         acquitted = self.quarantine.died_isolated(live.started_here)
         replica.isolated_request = None
         if acquitted is None:
+            self._start_queue_timer(live)
             return []
         message = (
             "engines died while they computed this request, the last one with nothing else to compute: it is not tried "

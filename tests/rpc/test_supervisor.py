@@ -301,6 +301,18 @@ async def test_a_host_that_cannot_stop_is_not_asked_again_at_once(
     await rig.end()
 
 
+async def test_an_engine_that_autoscaling_ends_is_not_restarted(tokenizer: Tokenizer) -> None:
+    """Its task is gone, so that none would replace it, and the next one in its place would be."""
+    rig = Rig(tokenizer)
+    await rig.supervisor.start()
+    await rig.engine(1)
+    kept = rig.supervisor.keeping.pop(0)
+    with pytest.raises(RequestFailed, match="replica 0 is about to end"):
+        await rig.supervisor.restart(0)
+    rig.supervisor.keeping[0] = kept
+    await rig.end()
+
+
 async def test_a_restart_that_nobody_waits_for_any_more_goes_on(tokenizer: Tokenizer) -> None:
     rig = Rig(tokenizer)
     await rig.supervisor.start()
