@@ -45,6 +45,11 @@ class EngineParts:
     group: EngineGroup | None = None
     hasher: BlockHasher | None = None
 
+    def close(self) -> None:
+        """Ends the rank group of parts that become no engine: its processes would keep their memory."""
+        if self.group is not None:
+            self.group.close()
+
     def engine(self, sink: Sink) -> LocalEngine:
         """Returns the engine, not started. `sink` gets each step's outputs on the engine's thread."""
         loaded, runner = self.loaded, self.loaded.runner
@@ -98,7 +103,12 @@ def assemble(
         scheduling, config.queue, loaded.layout, loaded.pages, config.cache.eviction, loaded.host_slots, hashed,
         loaded.readiness.asks_factories,
     )  # fmt: skip
-    scheduler, hasher = make_scheduler(config, blueprint, loaded.numerics)
+    try:
+        scheduler, hasher = make_scheduler(config, blueprint, loaded.numerics)
+    except BaseException:
+        if group is not None:
+            group.close()
+        raise
     return EngineParts(loaded, scheduler, group, hasher)
 
 

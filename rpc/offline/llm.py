@@ -128,10 +128,14 @@ class LLM:
             cache=CacheSettings(prefix_cache),
         )
         parts = assemble(config, factories=logits_processors)
-        self._preparer = load_preparer(config.model, structured_output_backend=structured_output_backend)
         self._outputs: queue.SimpleQueue[StepOutputs] = queue.SimpleQueue()
         self._attempts = itertools.count(1)
-        self._engine = parts.engine(self._outputs.put)
+        try:
+            self._preparer = load_preparer(config.model, structured_output_backend=structured_output_backend)
+            self._engine = parts.engine(self._outputs.put)
+        except BaseException:
+            parts.close()
+            raise
         self._one_at_a_time = threading.Lock()
         self._closed = False
         self._engine.start()

@@ -140,7 +140,7 @@ def _message(name: str, message: object, images: list[object]) -> ChatMessage:
     if isinstance(content, list | tuple):
         content = tuple(_part(f"{name}.content[{i}]", part, images) for i, part in enumerate(content))
     calls = tuple(_call(f"{name}.tool_calls[{i}]", call) for i, call in enumerate(message.get("tool_calls") or ()))
-    texts = {key: message.get(key) or "" for key in ("tool_call_id", "name", "reasoning")}
+    texts = {key: _text(f"{name}.{key}", message.get(key) or "") for key in ("tool_call_id", "name", "reasoning")}
     if content is None and calls:
         content = ""
     return ChatMessage(message.get("role", ""), content, calls, **texts)  # type: ignore[arg-type]  # `Chat` refuses what is no content
@@ -183,7 +183,17 @@ def _call(name: str, call: object) -> ToolCall:
     if isinstance(call, ToolCall):
         return call
     values = _function(name, call, ("id", "name", "arguments"))
-    return ToolCall(values.get("id") or "", values["name"], values.get("arguments") or "")
+    arguments = values.get("arguments") or ""
+    if isinstance(arguments, Mapping):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    texts = {"id": values.get("id") or "", "name": values["name"], "arguments": arguments}
+    return ToolCall(*(_text(f"{name}.{key}", text) for key, text in texts.items()))
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(name, value, "must be a text")
+    return value
 
 
 def _part(name: str, part: object, images: list[object]) -> str | ImageHere:

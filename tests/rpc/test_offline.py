@@ -178,6 +178,8 @@ def test_conversations_are_checked_as_prompts_are(llm: LLM) -> None:
         ({"role": "user"}, r"chat.messages\[0\].content is None"),
         ({"content": "a"}, r"chat.messages\[0\].role is ''"),
         ("Hello", r"chat.messages\[0\] is 'Hello'"),
+        ({"role": "tool", "content": "a", "tool_call_id": 5}, r"chat.messages\[0\].tool_call_id is 5: must be a text"),
+        ({"role": "assistant", "tool_calls": [{"name": 3}]}, r"tool_calls\[0\].name is 3: must be a text"),
         ({"role": "tool", "content": "a", "tool_calls": [1]}, r"chat.messages\[0\].tool_calls\[0\] is 1"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": "a"}]},

@@ -58,6 +58,8 @@ def test_they_agree(choice: ToolChoice, name: str, parallel: bool) -> None:
     assert native.messages[1].tool_calls == (CALL,)
     assert native.messages[1].reasoning == "I see"
     assert (native.messages[2].tool_call_id, native.messages[2].name) == ("id1", "two")
+    mapping = OWN_CALL | {"arguments": {"a": 1}}  # as transformers has it
+    assert read_conversation(turns(mapping, "reasoning"), {}).prompt.messages[1].tool_calls == (CALL,)
     line = parse_line(0, 1, json.dumps({"messages": turns(OWN_CALL, "reasoning"), **options}).encode())
     assert line.request is not None
     assert chat_of(spec_from(line.request.spec)) == native
