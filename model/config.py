@@ -271,8 +271,8 @@ def _context(fields: Fields, default: int | None) -> int:
         rope = fields.section(key)
         kind = rope.values.get("rope_type", rope.values.get("type"))
         if kind == "yarn":
-            trained = rope.positive("original_max_position_embeddings", context)
-            stretched = int(trained * rope.positive_float("factor", 1.0))
+            length = rope.positive("original_max_position_embeddings", context)
+            stretched = int(length * rope.positive_float("factor", 1.0))
             context = max(context, min(stretched, MOST_OF["max_position_embeddings"]))
         if kind in ("longrope", "su"):
             trained = fields if "original_max_position_embeddings" in fields else rope
