@@ -132,7 +132,7 @@ def test_a_killed_engine_costs_time_and_no_request() -> None:
 
 
 def test_the_router_that_serves_finds_prefixes_and_idle_engines() -> None:
-    """Of 12 texts two engines keep all only if each has its own; by turns each needs all of them."""
+    """Two engines keep all of 12 texts only if each has its own; by turns each needs all of them."""
     small = replace(PATIENT, pages=300)
     found = {
         router: Cluster(

@@ -210,7 +210,7 @@ class CallReader:
     # Arguments in tags
 
     def _tagged(self, tags: ParameterTags, schema: Mapping[str, Any]) -> Waiting[None]:
-        source, separator = self._source, "{"
+        source, separator, types_by_name = self._source, "{", dict[str, frozenset[str]]()
         known = schema.get("properties")
         while (yield from source.literal(" " + tags.begin)):
             key = list[str]()
@@ -218,7 +218,9 @@ class CallReader:
                 break
             yield from source.literal(tags.named[len(tags.named.split()[0]) :].rstrip())
             name = "".join(key)
-            types = types_of(known.get(name), schema) if isinstance(known, Mapping) else ANY
+            if name not in types_by_name:
+                types_by_name[name] = types_of(known.get(name), schema) if isinstance(known, Mapping) else ANY
+            types = types_by_name[name]
             if tags.typed:
                 types = ANY
                 if not (yield from source.literal("false")):

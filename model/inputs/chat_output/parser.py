@@ -173,7 +173,7 @@ class OutputParser:
         is_call = self._blank or not (form.at_start or self._parsing.answers)
         if is_call and not (yield from source.literal(" " + head)):
             # A list of one call may come without its brackets.
-            is_call, closing = head == LIST, form.closing.removeprefix(LIST_END)
+            is_call, closing = head.strip() == LIST, form.closing.removeprefix(LIST_END)
         is_call = is_call and (yield from reader.read(trigger in form.bare))
         if self._calls == before:
             # What was too long for a call is not read again: with a trigger in it, the time would be quadratic.

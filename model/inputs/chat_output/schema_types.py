@@ -3,10 +3,11 @@
 In tags a text stands as it is, so that its schema says whether `12345` is a text or a number.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-MOST_LEVELS = 8  # of references and alternatives
+MOST_LEVELS = 8  # of references
+MOST_ALTERNATIVES = 64  # that are looked at: a hostile schema has any number of them, also itself
 SHARED = ("#/$defs/", "#/definitions/")
 NULLABLE = {"string", "null"}
 
@@ -31,25 +32,26 @@ def resolved(schema: Any, whole: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def types_of(schema: Any, whole: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the JSON types that a schema names; none where it names none, and may allow all.
+    """Returns the JSON types that a schema names; none where it names none, and may allow all, or too many.
 
     Args:
         schema: As in `resolved`.
         whole: Likewise.
     """
-    found = [_types_of(one) for one in alternatives(schema, whole)]
-    return frozenset().union(*found) if all(found) else frozenset()
-
-
-def alternatives(schema: Any, whole: Mapping[str, Any], levels: int = MOST_LEVELS) -> Iterator[Mapping[str, Any]]:
-    """Yields the alternatives of a schema, itself where it has none. Arguments as in `resolved`."""
-    schema = resolved(schema, whole)
-    several = schema.get("anyOf", schema.get("oneOf"))
-    if not isinstance(several, list) or not several or not levels:
-        yield schema
-        return
-    for one in several:
-        yield from alternatives(one, whole, levels - 1)
+    left, found, seen = [schema], set[str](), 0
+    while left:
+        one = resolved(left.pop(), whole)
+        several = one.get("anyOf", one.get("oneOf"))
+        if isinstance(several, list) and several:
+            left += several
+        elif types := _types_of(one):
+            found |= types
+        else:
+            return frozenset()
+        seen += 1
+        if seen + len(left) > MOST_ALTERNATIVES:
+            return frozenset()
+    return frozenset(found)
 
 
 def _types_of(schema: Mapping[str, Any]) -> set[str]:

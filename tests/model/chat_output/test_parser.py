@@ -15,6 +15,7 @@ from model.inputs.chat_output.chat_output import ChatOutput
 from model.inputs.chat_output.families import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 from model.inputs.chat_output.parsed import Parsed
 from model.inputs.chat_output.parser import OutputParser
+from model.inputs.chat_output.schema_types import types_of
 from scheduler.tools import Tool, ToolUse
 from tests.support.written_calls import CALLS, SCHEMAS, SINGLE, WRITTEN
 
@@ -145,6 +146,7 @@ def test_what_is_no_call_is_text(name: str, fragments: list[str]) -> None:
         ("granite", '<|tool_call|> [{"name": "get_time", "arguments": {"tz": "a"}}]', {"tz": "a"}),
         ("granite", '<tool_call> [{"name": "get_time", "arguments": {"tz": "a"}}]', {"tz": "a"}),
         ("hunyuan", '<tool_calls>\n[{"name": "get_time", "arguments": {"tz": "a"}}]\n</tool_calls>', {"tz": "a"}),
+        ("mistral_v3", '[TOOL_CALLS] {"name": "get_time", "arguments": {"tz": "a"}}', {"tz": "a"}),
         ("nemotron", '<TOOLCALL> [{"name": "get_time", "arguments": {"tz": "a"}}]</TOOLCALL>', {"tz": "a"}),
         ("phi4_mini", '<|tool_call|>{"name": "get_time", "arguments": {"tz": "a"}}<|/tool_call|>', {"tz": "a"}),
     ],
@@ -259,6 +261,18 @@ def test_a_special_token_is_no_text_and_text_is_no_special_token() -> None:
     whole.add(parser.end())
     assert whole.content == '[TOOL_CALLS]get_time[ARGS]{"tz": "a"}'
     assert not whole.calls
+
+
+def test_types_of_a_hostile_schema_are_found_at_once() -> None:
+    """A schema of alternatives that are itself: without a bound there would be 50 to the power of their depth."""
+    itself = {"$ref": "#/$defs/a"}
+    whole = {
+        "$defs": {"a": {"anyOf": [itself] * 50}, "b": {"$ref": "#/$defs/b"}, "c": {"oneOf": [itself, {"type": "null"}]}}
+    }
+    for name in whole["$defs"]:
+        assert types_of({"$ref": f"#/$defs/{name}"}, whole) == frozenset()
+    assert types_of({"anyOf": [{"type": "string"}] * 1000}, whole) == frozenset()
+    assert types_of({"anyOf": [{"type": ["string", 3]}, {"const": None}]}, whole) == {"string", "null"}
 
 
 def test_reasoning_that_the_template_began() -> None:
