@@ -49,7 +49,7 @@ from tests.support.processes import (
     wait_until,
     when_ready,
 )
-from tests.support.server import RunningServer, running_server, stream_request
+from tests.support.server import READY, RunningServer, running_server, stream_request
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -288,7 +288,8 @@ def test_server_that_still_starts_can_be_stopped(mode: str, moment: str) -> None
         process.terminate()
         printed, said = process.communicate(timeout=60)
         assert process.returncode == 0
-        assert printed == ""
+        # Where this process was held up, the server was ready by then.
+        assert not printed or (moment == "its engine loads" and READY.fullmatch(printed.strip()))
         assert mode == "ray" or "Traceback" not in said  # Ray's own threads may say how they were interrupted
         assert [p for p in everything if is_alive(p)] == session(child.pid) == []
 

@@ -66,16 +66,19 @@ class Rig:
     started: dict[int, int] = field(default_factory=dict)
     now: float = 0.0
     in_flight: int = 0
+    awaits: bool = False
+    """All work waits for a grammar, which a thread compiles in real time: none passes here meanwhile."""
 
     def turn(self, events: Sequence[Event] = ()) -> StepOutputs | None:
         """Launches up to the depth of the pipeline, then collects one step. None when there is nothing to do."""
-        self.now += 0.01
+        self.now += 0.0 if self.awaits else 0.01
         for event in events:
             for index, known in enumerate(event.emitted if isinstance(event, Submit) else ()):
                 if known:
                     self.results[key_of(event.attempt, index)] = Result(list(known), [float("nan")] * len(known))
         asked = with_ready(events, self.scheduler.held, self.loaded.readiness)
         plan = self.scheduler.schedule(self.now, asked)
+        self.awaits = self.scheduler.is_held
         if plan is not None:
             self.loaded.runner.launch(plan)
             self.in_flight += 1
