@@ -38,6 +38,7 @@ from model.config import read_config
 from model.loading import LoadedModel, load
 from model.settings import ModelSettings
 from scheduler.events import EndReason, Submit
+from scheduler.limits import ModelDefaults
 from scheduler.parameters import Output, Sampling, Stopping
 from scheduler.request import Request
 from scheduler.resolve import resolve
@@ -132,7 +133,7 @@ class StepEngine:
 
     def _request(self, prompt: list[int], new: int) -> Request:
         spec = Spec(tuple(prompt), sampling=Sampling(temperature=0.0), stopping=Stopping(new), output=Output())
-        return resolve(spec, prompt, self.loaded.limits, self.loaded.defaults, minted_seed=0)
+        return resolve(spec, prompt, self.loaded.limits, ModelDefaults(), minted_seed=0)
 
     @property
     def computed(self) -> int:

@@ -21,6 +21,7 @@ from cache_manager.manager import CacheManager
 from model.loading import LoadedModel, load
 from model.settings import ModelSettings
 from scheduler.events import Submit
+from scheduler.limits import ModelDefaults
 from scheduler.parameters import Output, Sampling, Stopping
 from scheduler.resolve import resolve
 from scheduler.scheduler import Scheduler
@@ -52,7 +53,7 @@ class Gaps:
         spec = Spec(
             tuple(prompt), sampling=Sampling(temperature=0.0), stopping=Stopping(new, ignore_eos=True), output=Output()
         )
-        request = resolve(spec, prompt, self._loaded.limits, self._loaded.defaults, minted_seed=0)
+        request = resolve(spec, prompt, self._loaded.limits, ModelDefaults(), minted_seed=0)
         return Submit(attempt, request)
 
     def _step(self, *submits: Submit) -> set[int]:

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json of a model directory, or what a GGUF file says in their place. No torch."""
+"""config.json of a model directory, or what a GGUF file says in its place. No torch."""
 
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -18,10 +18,6 @@ from model.multimodal import NANO, Vision, read_text
 from model.nano import is_nano, read_nano_text, read_nano_vision
 from model.recurrent import RecurrentShape
 from model.vision_families import KINDS
-from scheduler.invalid import InvalidRequest
-from scheduler.limits import ModelDefaults
-from scheduler.parameter import parameters_of
-from scheduler.parameters import Sampling
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BYTES = {**{name: (size, 0) for name, size in ELEMENT_BYTES.items()}, "int8": (1, 4), "fp8": (1, 4)}
@@ -234,7 +230,7 @@ def _read(architecture: str, fields: Fields) -> ModelConfig:
         soft_cap=fields.positive_float("attn_logit_softcapping", family.soft_cap) if capped else None,
         tied_embeddings=fields.flag("tie_word_embeddings", family.tied),
         dtype=dtype,
-        eos_token_ids=_eos(path, fields.values, fields.positive("vocab_size")) or (),
+        eos_token_ids=read_end_ids(path, fields.values, fields.positive("vocab_size")) or (),
         fields=fields,
         latent=latent,
         recurrent=mixers.recurrent,
@@ -280,7 +276,12 @@ def _context(fields: Fields, default: int | None) -> int:
     return context
 
 
-def _eos(path: Path, values: dict[str, Any], vocabulary: int) -> tuple[int, ...] | None:
+def read_end_ids(path: Path, values: dict[str, Any], vocabulary: int) -> tuple[int, ...] | None:
+    """Reads 'eos_token_id' of a file's values; None without one.
+
+    Raises:
+        CheckpointError: It is no id below `vocabulary`, and no list of some.
+    """
     eos = values.get("eos_token_id")
     if eos is None:
         return None
@@ -292,23 +293,3 @@ def _eos(path: Path, values: dict[str, Any], vocabulary: int) -> tuple[int, ...]
             f"{path}: 'eos_token_id' is {shown(eos)}, must be an id or a list of ids below {vocabulary}"
         )
     return tuple(ids)
-
-
-def read_defaults(directory: Path, config: ModelConfig) -> ModelDefaults:
-    """Reads the defaults of request parameters from generation_config.json, if it exists. Raises CheckpointError."""
-    path = directory / "generation_config.json"
-    if is_gguf(directory) or not path.exists():
-        return ModelDefaults(eos_token_ids=config.eos_token_ids)
-    fields = Fields(path, read_json(path))
-    silent, sampled = ModelDefaults(), fields.get("do_sample", bool, True)
-    given: dict[str, Any] = {} if sampled else {"temperature": 0.0}
-    for entry in parameters_of(Sampling):
-        default = getattr(silent, entry.name, None)  # None: no model has a default of it
-        if default is not None and entry.name not in given:
-            given[entry.name] = entry.read(fields.get(entry.name, entry.kind, default))
-    eos = _eos(path, fields.values, config.vocabulary) or config.eos_token_ids
-    try:
-        Sampling(**given)
-    except InvalidRequest as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    return ModelDefaults(**given, eos_token_ids=eos)

@@ -19,10 +19,11 @@ from model.architectures.registry import load_model
 from model.attention.backend import AttentionBackend
 from model.backend import Backend, StepSizes
 from model.backends import choose_backend
-from model.config import ModelConfig, read_config, read_defaults
+from model.config import ModelConfig, read_config
 from model.decoder import Decoder
 from model.errors import CheckpointError, RankLost
 from model.forward import Model
+from model.generation_config import read_ends
 from model.gguf.split import is_gguf
 from model.gguf_weights import open_checkpoint
 from model.host_copies import CudaCopies
@@ -45,7 +46,7 @@ from model.structured.grammar_store import GrammarStore
 from model.verify import MANIFEST, verify_files
 from model.weight_formats.registry import open_weight_format
 from model.weights import weight_files
-from scheduler.limits import Limits, ModelDefaults
+from scheduler.limits import Limits
 from scheduler.settings import DEFAULT_STEP_TOKENS, RequestLimits
 
 if TYPE_CHECKING:
@@ -70,7 +71,6 @@ class LoadedModel:
     """
 
     config: ModelConfig
-    defaults: ModelDefaults
     limits: Limits
     layout: KVLayout
     pages: int
@@ -183,7 +183,7 @@ def load(
     if group is not None:
         group.started()
     return LoadedModel(
-        config, read_defaults(directory, config), limits, layout, computer.pages, computer.host_slots, computer.dtype,
+        config, limits, layout, computer.pages, computer.host_slots, computer.dtype,
         device.type, computer.numerics, runner, computer.backend.last_compiled, FactoryReadiness(sources),
     )  # fmt: skip
 
@@ -191,7 +191,7 @@ def load(
 def _grammars(directory: Path) -> GrammarStore | None:
     """Returns an empty store of grammars; None for a model without an end token."""
     config = read_config(directory)
-    ends = read_defaults(directory, config).eos_token_ids
+    ends = read_ends(directory, config)
 
     def vocabulary() -> "LLTokenizer":
         from model.structured.vocabulary import load_vocabulary  # an engine runs without the tokenizers' libraries too

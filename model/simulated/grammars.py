@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from model.config import read_config, read_defaults
+from model.config import read_config
 from model.errors import RequestFault
+from model.generation_config import read_ends
 from model.simulated.naming import checkpoint_directory
 from model.structured.grammar_store import GrammarStore
 from scheduler.controls import LogitsParams
@@ -19,7 +20,7 @@ def open_grammars() -> GrammarStore | None:
     """Returns an empty store of grammars; None, with a line in the log, where the library of grammars is missing."""
     directory = checkpoint_directory()
     config = read_config(directory)
-    ends = read_defaults(directory, config).eos_token_ids
+    ends = read_ends(directory, config)
 
     def vocabulary() -> "LLTokenizer":
         from model.structured.vocabulary import load_vocabulary

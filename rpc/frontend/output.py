@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 from model.inputs.chat_output.parsed import CallDelta, Parsed, add_calls
 from model.inputs.chat_output.parser import OutputParser, Parsing
-from model.inputs.detokenizer import Detokenizer
+from model.inputs.detokenizer import ANCHOR_SEARCH, Detokenizer
 from model.inputs.stop_strings import StopMatch, StopStrings
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.completeness import Answer, Completeness, Question
 from rpc.frontend.token_logprobs import TokenLogprob, logprobs_at
 from scheduler.events import Logprobs, StepOutputs
+from scheduler.prompts import Chat
 from scheduler.request import Request
 from scheduler.spec import Spec
 
@@ -118,6 +119,15 @@ class WaitingToken(NamedTuple):
     logprobs: list[TokenLogprob] | None
 
 
+def _continues_prompt(spec: Spec) -> bool:
+    """Returns whether the output goes on from the prompt's text: a space in front of it is then the output's own.
+
+    The next message of a conversation is a text of its own. Under a constraint each character counts.
+    """
+    chat = spec.prompt if isinstance(spec.prompt, Chat) else None
+    return chat is None or chat.continue_final_message or spec.structured is not None
+
+
 class SequenceOutput:
     """Output of one sequence of a request: `accept` tokens, `take` the new output, `close` it.
 
@@ -165,7 +175,8 @@ class SequenceOutput:
         self.finish: Finish | None = None
         self._stop_ids, self._top_logprobs = frozenset(request.stop_ids), request.controls.top_logprobs
         needs_text = spec.output.text or bool(spec.stopping.stop)
-        self._detokenizer = Detokenizer(tokenizer, spec.output.skip_special_tokens) if needs_text else None
+        before = request.prompt[-ANCHOR_SEARCH:].tolist() if _continues_prompt(spec) else ()
+        self._detokenizer = Detokenizer(tokenizer, spec.output.skip_special_tokens, before) if needs_text else None
         self._marks = NO_MARKS if parsing is None else parsing.marks.by_id
         self._parser = None if parsing is None else OutputParser(parsing)
         self.reasoning_tokens = 0

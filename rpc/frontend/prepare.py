@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from model.config import read_config, read_defaults
+from model.config import read_config
+from model.generation_config import read_defaults
 from model.inputs.chat import find_chat_template
 from model.inputs.chat_contents import Contents, contents_read, template_messages
 from model.inputs.chat_output.chat_output import ChatOutput
@@ -38,6 +39,8 @@ from scheduler.resolve import resolve
 from scheduler.settings import ImageLimits
 from scheduler.spec import Spec
 from scheduler.tools import NO_TOOLS, ToolChoice
+
+LINE = "\n"  # begins a text whose tokens are to be those of one within another
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,17 @@ class Preparer:
         except TokenizerFailed as failure:
             raise InvalidRequest(name, text, str(failure)) from None
 
+    def _ways(self, name: str, text: str) -> list[list[int]]:
+        """Returns the token ids of a text that begins, and those behind a line if they differ. Raises as `_ids`."""
+        ids = self._ids(name, text, False)
+        try:
+            line, behind = self.tokenizer.encode(LINE, False), self.tokenizer.encode(LINE + text, False)
+        except TokenizerFailed:  # it has no token for a line's end
+            return [ids]
+        if behind[: len(line)] != line or behind[len(line) :] in ([], ids):
+            return [ids]
+        return [ids, behind[len(line) :]]
+
     def _check_placeholders(self, name: str, ids: Sequence[int], images: list[ProcessedImage]) -> None:
         """Raises InvalidRequest of the field `name` where the ids' image placeholders do not match the images."""
         if self.images is not None:
@@ -292,13 +306,14 @@ class Preparer:
             self.chat.close()
 
     def _bad_words(self, spec: Spec, limits: Limits) -> list[list[int]]:
-        """Returns the token ids of each bad word twice: as it stands in the middle of a word, and after a space.
+        """Returns the token ids of each bad word: as it stands in the middle of a word, and after a space.
 
-        With `tool_choice` none tokens that begin calls are among them.
+        Of tokenizers that put a space in front of a text also as it stands at the beginning of one. With `tool_choice`
+        none tokens that begin calls are among them.
         """
         check_bad_words(spec, limits)
-        words = [word.lstrip() for word in spec.sampling.bad_words]
-        found = [self._ids("sampling.bad_words", start + word, False) for word in words for start in ("", " ")]
+        words = [start + word.lstrip() for word in spec.sampling.bad_words for start in ("", " ")]
+        found = [ids for word in words for ids in self._ways("sampling.bad_words", word)]
         use = spec.prompt.tool_use if isinstance(spec.prompt, Chat) else NO_TOOLS
         calls = self.outputs.form.call_tokens if use.tools and use.choice is ToolChoice.NONE else ()
         return found + [[token] for token in calls]

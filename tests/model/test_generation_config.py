@@ -1,12 +1,14 @@
 """generation_config.json: the defaults that it sets, and how it is refused when wrong."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from model.config import read_config, read_defaults
+from model.config import read_config
 from model.errors import CheckpointError
+from model.generation_config import read_defaults
 from scheduler.limits import ModelDefaults
 from tests.model.config_files import CLASSIC, write
 
@@ -58,7 +60,6 @@ def test_generation_defaults(tmp_path: Path, generation: dict[str, Any], expecte
         ({"top_k": -2}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
         ({"min_p": 2.0}, "min_p"),
-        ({"do_sample": "no"}, "do_sample"),
         ({"temperature": 10**400}, "temperature"),
         ({"top_p": 10**400}, "top_p"),
         ({"top_p": float("inf")}, "top_p"),
@@ -66,6 +67,64 @@ def test_generation_defaults(tmp_path: Path, generation: dict[str, Any], expecte
         ({"top_k": 2**64}, "top_k"),
         ({"repetition_penalty": 10**400}, "repetition_penalty"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty"),
+    ],
+)
+def test_a_default_that_no_request_could_ask_for_is_left_out(
+    tmp_path: Path, generation: dict[str, Any], key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = defaults_of(tmp_path, {"min_p": 0.25, "top_p": 0.5} | generation)
+    expected = ModelDefaults(min_p=0.25, top_p=0.5, eos_token_ids=(128001,))
+    assert found == replace(expected, **{key: getattr(ModelDefaults(), key)})
+    (line,) = caplog.messages
+    assert str(tmp_path / "generation_config.json") in line
+    assert key in line
+
+
+END = "<|im_end|>"
+LISTED = {"128002": {"content": "<other>"}, "128009": {"content": END, "special": True}}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": {"eos_token": END, "added_tokens_decoder": LISTED}},
+        {"tokenizer_config.json": {"eos_token": {"content": END}, "added_tokens_decoder": LISTED}},
+        {
+            "tokenizer_config.json": {"eos_token": END},
+            "tokenizer.json": {"added_tokens": [{"id": 3, "content": "<other>"}, {"id": 128009, "content": END}]},
+        },
+        {"special_tokens_map.json": {"eos_token": END}, "added_tokens.json": {"<other>": 3, END: 128009}},
+    ],
+    ids=["listed", "as an object", "tokenizer.json", "added_tokens.json"],
+)
+def test_the_tokenizers_end_token_ends_an_output_too(tmp_path: Path, files: dict[str, Any]) -> None:
+    for name, values in files.items():
+        write(tmp_path, values, name)
+    assert defaults_of(tmp_path, None).eos_token_ids == (128001, 128009)
+    assert defaults_of(tmp_path, {"eos_token_id": [5, 128009]}).eos_token_ids == (5, 128009)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"eos_token": END},
+        {"eos_token": None},
+        {"eos_token": 7},
+        {"eos_token": END, "added_tokens_decoder": []},
+        {"eos_token": END, "added_tokens_decoder": {"x": {"content": END}}},
+        {"eos_token": END, "added_tokens_decoder": {"3": END}},
+        {"eos_token": END, "added_tokens_decoder": {str(10**9): {"content": END}}},
+    ],
+)
+def test_an_end_token_without_an_id_of_the_model_is_none(tmp_path: Path, config: dict[str, Any]) -> None:
+    write(tmp_path, config, "tokenizer_config.json")
+    assert defaults_of(tmp_path, None).eos_token_ids == (128001,)
+
+
+@pytest.mark.parametrize(
+    ("generation", "key"),
+    [
+        ({"do_sample": "no"}, "do_sample"),
         ({"eos_token_id": 2**64}, "eos_token_id"),
         ({"eos_token_id": "7"}, "eos_token_id"),
         ([], "JSON"),

@@ -110,6 +110,19 @@ def check_parts(tokenizer: Tokenizer, name: str, skip: bool) -> None:
     law()
 
 
+def check_parts_behind_text(tokenizer: Tokenizer, name: str) -> None:
+    before = library(name).encode_as_ids("hear me")
+
+    @many
+    @given(ids=ids_of(name))
+    def law(ids: list[int]) -> None:
+        detokenizer = Detokenizer(tokenizer, True, before)
+        parts = [*(detokenizer.push(i) for i in ids), detokenizer.flush()]
+        assert tokenizer.decode(before, True) + "".join(parts) == tokenizer.decode(before + ids, True)
+
+    law()
+
+
 def check_transformers(directory: Path, pattern: str = "") -> None:
     """But where text after the beginning, or after an added token, starts with a space and would get one in front:
     transformers leaves one of the two out, the sentencepiece library does not.
@@ -158,6 +171,11 @@ def test_text_is_that_of_the_library(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("skip", [False, True])
 def test_parts_and_flush_are_the_whole_text(name: str, skip: bool, tmp_path: Path) -> None:
     check_parts(load(tmp_path / "m", name, {"added_tokens.json": {"<|im|>": 702}}), name, skip)
+
+
+@each
+def test_output_goes_on_from_the_text_before(name: str, tmp_path: Path) -> None:
+    check_parts_behind_text(load(tmp_path / "m", name), name)
 
 
 LISTED = {
@@ -358,6 +376,10 @@ def end_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, sentence_pieces, "_around", stand_in)
 
 
+def every_text_is_a_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, Detokenizer, "_find_anchor", lambda _: lambda self, before: [])
+
+
 def nothing_is_special(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, sentence_pieces, "_own_tokens", lambda _: lambda processor: {})
 
@@ -367,6 +389,10 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Path], N
     "no bytes": (no_byte_fallback, lambda path: test_ids_are_those_of_the_library("llama", path)),
     "spaces removed": (another_normalizer, lambda path: test_ids_are_those_of_the_library("llama", path)),
     "spaces lost within a text": (no_anchor, test_spaces_after_a_token_that_is_shown_stay),
+    "spaces lost behind a prompt": (
+        every_text_is_a_beginning,
+        lambda path: test_output_goes_on_from_the_text_before("llama", path),
+    ),
     "order of tokens": (
         special_tokens_backwards,
         lambda path: test_ids_and_text_are_those_of_transformers("that names more", path),

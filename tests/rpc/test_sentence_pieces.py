@@ -10,12 +10,15 @@ from quire import LLM, Sampling, Stopping
 from model.inputs.detokenizer import Detokenizer
 from model.settings import ModelSettings
 from rpc.frontend.errors import RequestFailed
+from rpc.frontend.output import Finish, FinishReason, SequenceOutput, StepTokens
 from rpc.frontend.prepare import Preparer, load_preparer
 from scheduler.limits import Limits
 from scheduler.prompts import Chat, ChatMessage
 from scheduler.spec import Spec
+from scheduler.structured import Structured
 from tests.support.checkpoints import greedy_ids, write_llama
-from tests.support.sentence_pieces import trained
+from tests.support.frontends import outputs
+from tests.support.sentence_pieces import library, trained
 
 LIMITS = Limits(vocabulary=700, context=256, pool_tokens=4096, sequences=8)
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
@@ -61,6 +64,46 @@ def test_a_prompt_of_text_gives_the_text_of_the_models_tokens(directory: Path, p
             ["First Citizen: 日本 🐈"], Sampling(temperature=0.0), Stopping(max_tokens=24, ignore_eos=True)
         )
     assert list(completion.token_ids) == expected
-    detokenizer = Detokenizer(tokenizer, True)
+    detokenizer = Detokenizer(tokenizer, True, prompt)
     assert completion.text == "".join([*map(detokenizer.push, expected), detokenizer.flush()])
-    assert completion.text == tokenizer.decode(expected, True)
+    assert tokenizer.decode(prompt, True) + completion.text == tokenizer.decode(prompt + expected, True)
+
+
+def test_a_bad_word_is_banned_in_the_middle_of_a_word_too(preparer: Preparer) -> None:
+    """These tokenizers put a space in front of a text, so the word alone is tokenized as it stands behind a space."""
+    request = preparer.prepare(Spec("x", sampling=Sampling(bad_words=("the",))), LIMITS)
+    processor = library("mistral 3")
+    banned = {tuple(processor.id_to_piece(list(ids))) for ids in request.controls.logits_params.banned}
+    assert {"".join(pieces) for pieces in banned} == {"the", "▁the", "▁▁the"}
+
+
+SPACE = "▁the"  # a token whose text begins with a space
+
+
+@pytest.mark.parametrize(
+    ("prompt", "structured", "expected"),
+    [
+        ("First Citizen:", None, " the"),
+        ((5, 6, 7), None, " the"),
+        ("", None, "the"),
+        (Chat((ChatMessage("user", "hear me"),)), None, "the"),
+        (
+            Chat((ChatMessage("user", "hear"),), add_generation_prompt=False, continue_final_message=True),
+            None,
+            " the",
+        ),
+        (Chat((ChatMessage("user", "hear me"),)), Structured("regex", " the( the)*"), " the"),
+    ],
+    ids=["text", "ids", "no text", "conversation", "continued message", "constraint"],
+)
+def test_the_space_in_front_of_an_output(
+    prompt: str | tuple[int, ...] | Chat, structured: Structured | None, expected: str, preparer: Preparer
+) -> None:
+    """A text that goes on from its prompt keeps it; so does one whose constraint has it."""
+    token = preparer.tokenizer.encode("the", False)[0]
+    assert preparer.tokenizer.text_of(token) == SPACE
+    request = preparer.prepare(Spec(prompt), LIMITS)
+    output = SequenceOutput(0, Spec(prompt, structured=structured), request, preparer.tokenizer, ())
+    output.accept(StepTokens.from_outputs(outputs([(0, 0, token)])), 0)
+    output.close(Finish(FinishReason.LENGTH))
+    assert output.take().text == expected

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from model.config import read_config, read_defaults
+from model.config import read_config
+from model.generation_config import read_defaults
 from model.inputs.chat import find_chat_template
 from model.inputs.tokenizer_files import load_tokenizer
 from model.inputs.trial import try_tokenizer

@@ -13,7 +13,8 @@ import transformers as hf
 from PIL import Image
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-from model.config import read_config, read_defaults
+from model.config import read_config
+from model.generation_config import read_defaults
 from model.inputs.vision.registry import read_image_normalisation
 from model.settings import ModelSettings
 from rpc.frontend.prepare import load_preparer
