@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.v1 import generation_service_pb2 as pb
 
-from rpc.batch.retries import DEATHS_TO_ISOLATE, LONGEST_PAUSE, PAUSE, RetryPolicy
+from rpc.batch.retries import LONGEST_PAUSE, PAUSE, RetryPolicy
 from rpc.batch.runners import RequestRunner
 from rpc.client.security import Metadata
 from rpc.frontend.errors import RequestFailed
@@ -30,21 +30,14 @@ class RetryingRunner:
             RequestFailed: The request failed, and another try cannot help.
             JobStoppedError: The job cannot go on now.
         """
-        deaths, pause = 0, PAUSE
+        pause = PAUSE
         while True:
-            isolated = deaths >= DEATHS_TO_ISOLATE
             try:
-                async with self._policy.turn(isolated):
-                    response = await self._runner.run(request)
+                response = await self._runner.run(request)
             except RequestFailed as failure:
                 if failure.retry_after is None:
                     self._policy.succeeded()  # an answer, if a bad one
                     raise
-                if failure.reason == "ENGINE_FAILED":
-                    deaths += 1
-                    if isolated:
-                        self._policy.died_isolated(failure)
-                        raise
                 pause = await self._wait(failure, failure.retry_after, pause)
             else:
                 self._policy.succeeded()

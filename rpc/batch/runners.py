@@ -157,7 +157,8 @@ class ServerRunner:
                 try:
                     answer = await call
                 except aio.AioRpcError as error:
-                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    if not is_away(error):
+                        self._policy.answered()
                         raise request_failed(error) from None
                     self._away(error)
                     await asyncio.sleep(PAUSE)
@@ -212,18 +213,21 @@ class ServerRunner:
     async def _call_failed(self, left: list[PendingRequest], error: aio.AioRpcError) -> None:
         """Handles the failure of a whole call.
 
-        Requests wait for a server that is away. A call that the server refuses is split into calls of one request, so
-        that only the wrong request fails.
+        Requests wait for a server that is away. A call that the server refuses for good is split into calls of one
+        request, so that only the wrong request fails.
         """
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
+        if is_away(error):
             try:
                 self._away(error)
             except JobStoppedError as stopped:
                 _fail(left, stopped)
             self._enqueue([pending for pending in left if not pending.answer.done()])
             await asyncio.sleep(PAUSE)
-        elif len(left) == 1:
-            _fail(left, request_failed(error))
+            return
+        self._policy.answered()
+        failure = request_failed(error)
+        if len(left) == 1 or failure.retry_after is not None:
+            _fail(left, failure)
         else:
             self._enqueue([PendingRequest(pending.request, pending.answer, isolated=True) for pending in left])
 
@@ -274,6 +278,12 @@ async def _check_server(channel: aio.Channel, server: str, metadata: Metadata) -
             raise error_of(error, server) from None
     finally:
         asking.cancel()
+
+
+def is_away(error: grpc.RpcError) -> bool:
+    """Returns whether no server answered. One that loads a model, drains or has lost its engines says so itself."""
+    failure = call_failure(error)
+    return failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason
 
 
 def request_failed(error: grpc.RpcError) -> RequestFailed:

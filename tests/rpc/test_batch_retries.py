@@ -1,6 +1,4 @@
-"""Waits of a batch job, by its own clock, and the lines that run beside each other."""
-
-import asyncio
+"""Waits of a batch job, by its own clock."""
 
 import pytest
 from quire.v1 import generation_service_pb2 as pb
@@ -104,34 +102,3 @@ def test_an_answer_of_any_kind_ends_an_absence_alone(clock: Clock) -> None:
     clock.now += BUSY
     with pytest.raises(JobStoppedError, match="full"):
         retries.busy("full")
-
-
-async def test_a_suspect_waits_for_the_others_and_they_for_it() -> None:
-    retries = RetryPolicy()
-    beside, ends, order = asyncio.Event(), asyncio.Event(), list[str]()
-
-    async def run(name: str, isolated: bool, until: asyncio.Event) -> None:
-        async with retries.turn(isolated):
-            order.append(name)
-            await until.wait()
-            order.append(f"{name} ends")
-
-    tasks = [asyncio.create_task(run("first", False, beside))]
-    await settle()
-    tasks += [asyncio.create_task(run(name, True, ends)) for name in ("suspect", "other")]
-    await settle()
-    tasks.append(asyncio.create_task(run("last", False, beside)))
-    await settle()
-    assert order == ["first"]
-    beside.set()
-    await settle()
-    assert order == ["first", "first ends", "suspect"], "one suspect, and nothing beside it"
-    ends.set()
-    await asyncio.gather(*tasks)
-    assert order[3:] == ["suspect ends", "other", "other ends", "last", "last ends"]
-
-
-async def settle() -> None:
-    """Until nothing can go on."""
-    for _ in range(20):
-        await asyncio.sleep(0)

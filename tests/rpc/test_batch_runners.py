@@ -25,6 +25,7 @@ from rpc.frontend.errors import RequestFailed
 from rpc.status import abort
 
 FULL = RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_FULL", "full", retry_after=0.25)
+AWAY = RequestFailed("UNAVAILABLE", "", "connection reset")  # as gRPC itself says it, without details
 STARTING = RequestFailed("UNAVAILABLE", "STARTING", "no engine yet", retry_after=1.0)
 
 
@@ -176,21 +177,36 @@ async def test_an_engine_of_the_job_s_own_runs_no_more_requests_than_it_has_plac
     assert most == runner.in_flight == 4
 
 
+async def test_what_a_server_says_of_itself_is_no_absence(caplog: pytest.LogCaptureFixture) -> None:
+    """A server may load a model for longer than an absence is waited for."""
+    service = Service()
+    async with running(service) as runner:
+        for failure in (STARTING, FULL):
+            service.failures = [failure]
+            with pytest.raises(RequestFailed, match=failure.message):
+                await ask_models(runner)
+            service.failures = [failure]
+            ended = await asyncio.gather(*(runner.run(request(text)) for text in "abc"), return_exceptions=True)
+            assert {type(end) for end in ended} == {RequestFailed}, "a call that may be tried again is not split"
+        assert len(service.calls) == 2
+    assert not caplog.messages
+
+
 async def test_a_server_that_is_away_is_waited_for_and_one_that_is_full_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(runners, "PAUSE", 0.0)
     service = Service()
     async with running(service) as runner:
-        service.failures = [STARTING] * 3
+        service.failures = [AWAY] * 3
         assert await ask_models(runner) == ["m"]
-        service.failures = [STARTING] * 3
+        service.failures = [AWAY] * 3
         assert (await runner.run(request("a"))).sequences[0].text == "a"
         service.failures = [FULL]
         with pytest.raises(RequestFailed, match="full"):
             await ask_models(runner)
     assert [message.partition(" ")[2] for message in caplog.messages] == [
-        "does not answer: no engine yet; waiting for it, 60 s at most"
+        "does not answer: connection reset; waiting for it, 60 s at most"
     ] * 2
 
 
@@ -199,7 +215,7 @@ async def test_a_server_that_stays_away_stops_the_job(monkeypatch: pytest.Monkey
     monkeypatch.setattr("rpc.batch.retries.AWAY", 0.02)
     service = Service()
     async with running(service) as runner:
-        service.failures = [STARTING] * 10**6
+        service.failures = [AWAY] * 10**6
         with pytest.raises(JobStoppedError, match="nothing has succeeded"):
             await ask_models(runner)
         with pytest.raises(JobStoppedError, match="nothing has succeeded"):
