@@ -51,7 +51,6 @@ class Dispatch:
         self.delivery = Delivery(self._live, self, settings.backlog_tokens, metrics, slo, pacer)
         self._replicas_by_attempt: dict[int, Replica] = {}
         self._parked: dict[Live, None] = {}
-        self._failover_timer: asyncio.TimerHandle | None = None
         self.quarantine = PoisonQuarantine()
         self._moving: dict[Live, None] = {}
         self._none_moving = asyncio.Event()
@@ -106,6 +105,7 @@ class Dispatch:
         if again:
             self._metrics.resubmitted(stream.length)
         live.stop_queue_timer()
+        live.stop_failover_timer()
         self._live[live.attempt], self._replicas_by_attempt[live.attempt] = live, replica
         emitted = stream.emitted()
         replica.attempt_sent(live.attempt, stream.length)
@@ -127,7 +127,7 @@ class Dispatch:
         else:
             self._parked[live], live.source = None, None  # by the time there is an engine, the source may be gone
             self._end_move(live)
-            self._start_failover_timer()
+            self._start_failover_timer(live)
             self._start_queue_timer(live)
 
     def _start_queue_timer(self, live: Live) -> None:
@@ -141,27 +141,33 @@ class Dispatch:
         message = "it was not scheduled within the time that it would wait: there was no engine for it"
         self.cut_off(live, RequestFailed("RESOURCE_EXHAUSTED", "QUEUE_TIMEOUT", message, retry_after=1.0))
 
-    def _start_failover_timer(self) -> None:
-        """Starts the time for which requests wait while there is no engine, unless it runs already."""
-        if self._failover_timer is None:
-            self._failover_timer = self._loop.call_later(self._settings.failover, self._failover_timed_out)
+    def _start_failover_timer(self, live: Live) -> None:
+        """Starts the time for which a request waits while there is no engine, unless it runs already."""
+        if live.failover_timer is None:
+            live.failover_timer = self._loop.call_later(self._settings.failover, self._failover_timed_out, live)
 
-    def _failover_timed_out(self) -> None:
-        """Fails the requests that wait: there was no engine for too long."""
-        self._failover_timer = None
+    def _failover_timed_out(self, live: Live) -> None:
         message = f"there was no engine for it within {self._settings.failover:g} s"
-        for live in (*self._parked, *self.quarantine.waiting):
-            self.cut_off(live, RequestFailed("UNAVAILABLE", "ENGINE_FAILED", message, retry_after=5.0))
+        self.cut_off(live, RequestFailed("UNAVAILABLE", "ENGINE_FAILED", message, retry_after=5.0))
 
     def engine_available(self) -> None:
         """Sends off the requests that wait, since an engine takes requests again."""
-        if self._failover_timer is not None:
-            self._failover_timer.cancel()
-            self._failover_timer = None
         parked, self._parked = self._parked, {}
         for live in parked:
             self._route(live)
         self._run_quarantined()
+        self.time_quarantined()
+
+    def time_quarantined(self) -> None:
+        """Has the time of the suspects run while no engine takes requests. While one does, they wait for their turn.
+
+        To be called whenever an engine has come, gone or been marked.
+        """
+        for live in self.quarantine.waiting:
+            if self.replicas.open:
+                live.stop_failover_timer()
+            else:
+                self._start_failover_timer(live)
 
     def _run_quarantined(self) -> None:
         if not self.replicas.open or (turn := self.quarantine.next()) is None:
@@ -196,8 +202,7 @@ class Dispatch:
         replica.isolated_request = None
         self._metrics.requests_moved(len(moved), "drain")
         self._run_quarantined()
-        if not self.replicas.open:
-            self._start_failover_timer()
+        self.time_quarantined()
         return len(moved)
 
     async def until_moved(self) -> None:
@@ -241,6 +246,7 @@ class Dispatch:
         self._parked.pop(live, None)
         self._end_move(live)
         live.stop_queue_timer()
+        live.stop_failover_timer()
         if self.quarantine.forget(live):
             self._end_isolation()
 
@@ -286,8 +292,7 @@ class Dispatch:
         for live in free:
             self._route(live)
         self._run_quarantined()
-        if not self.replicas.open:
-            self._start_failover_timer()
+        self.time_quarantined()
 
     def _died_isolated(self, replica: Replica, live: Live) -> list[Live]:
         """Gives up a request that killed an engine while isolated there. Returns requests that this acquits."""

@@ -135,6 +135,7 @@ class Frontend:
     def detach(self, number: int = 0) -> None:
         """Removes a dead engine from the replicas and from the metrics."""
         self.replicas.detach(number)
+        self.dispatch.time_quarantined()
         self.metrics.engine_gone(number)
 
     def drain_replica(self, number: int) -> int:

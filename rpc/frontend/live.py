@@ -30,6 +30,7 @@ class Live:
         started_here: The current attempt has had a row.
         source: Engine that it moves from, whose KV pages the next engine can copy.
         queue_timer: Ends its wait for an engine; None while it is on one, or waits without a limit.
+        failover_timer: Ends its wait while there is no engine; None while it is on one, or waits for its turn.
         first_tokens: Time of the first token of each sequence, by index.
         last_tokens: Time of the newest token of each sequence, by index.
         deadline_timer: Ends it at its deadline.
@@ -49,6 +50,7 @@ class Live:
     started_here: bool = False
     source: KVSource | None = None
     queue_timer: asyncio.TimerHandle | None = None
+    failover_timer: asyncio.TimerHandle | None = None
     first_tokens: dict[int, float] = field(default_factory=dict)
     last_tokens: dict[int, float] = field(default_factory=dict)
     deadline_timer: asyncio.TimerHandle | None = None
@@ -110,6 +112,12 @@ class Live:
         if self.queue_timer is not None:
             self.queue_timer.cancel()
             self.queue_timer = None
+
+    def stop_failover_timer(self) -> None:
+        """Cancels the end of the wait while there is no engine."""
+        if self.failover_timer is not None:
+            self.failover_timer.cancel()
+            self.failover_timer = None
 
     async def wait(self, tokens: int = 1, delay: float | None = None) -> None:
         """Waits until the stream has ended or tokens wait to be taken.

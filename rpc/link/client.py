@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -33,6 +34,7 @@ OPTIONS = [
     # longer under load. A refused attempt ends at once.
     ("grpc.min_reconnect_backoff_ms", 10_000),
 ]
+MESSAGE_BYTES = 2**26  # of several events in one message. protobuf refuses 2 GiB, which images can have together
 LATE = 4 * HEARTBEAT  # seconds of silence that begin to count as a stall
 
 
@@ -54,7 +56,8 @@ class LinkClient:
         self._proof = TokenProof(reach.token)
         stub = pb_grpc.EngineServiceStub(self._channel)
         self._call = stub.Connect(wait_for_ready=True, metadata=self._proof.metadata)
-        self._outbox = pb.ConnectRequest()
+        self._outbox = deque[pb.ConnectRequest]()
+        self._newest_bytes = 0  # of the newest message in the outbox
         self._wake = asyncio.Event()
         self._live: set[int] = set()
         self._stats = EngineStats()
@@ -90,7 +93,7 @@ class LinkClient:
             return
         for event in events:
             try:
-                self._outbox.MergeFrom(codec.encode_events([event]))
+                self._post(codec.encode_events([event]))
             except (ValueError, TypeError, OverflowError) as error:  # a value that the messages cannot hold
                 if isinstance(event, AdminQuery):
                     raise
@@ -98,6 +101,16 @@ class LinkClient:
                 end = End(event.attempt, EndReason.FAULT, message=f"it cannot be sent to the engine: {error}")
                 self._sink(nothing(self._stats, (end,)))
         self._wake.set()
+
+    def _post(self, message: pb.ConnectRequest) -> None:
+        """Puts a message into the outbox, in one with those before it as long as they are small together."""
+        size = message.ByteSize()
+        if self._outbox and self._newest_bytes + size <= MESSAGE_BYTES:
+            self._outbox[-1].MergeFrom(message)
+            self._newest_bytes += size
+        else:
+            self._outbox.append(message)
+            self._newest_bytes = size
 
     def stalled_for(self) -> float:
         silent = time.monotonic() - self._heard
@@ -143,11 +156,12 @@ class LinkClient:
         self._sink(outputs)
 
     async def _write(self) -> None:
-        """Writes messages, each with all events since the message before."""
+        """Writes messages, each with all events since the message before, or as many as fit."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
-            message, self._outbox = self._outbox, pb.ConnectRequest()
+            while not self._outbox:
+                self._wake.clear()
+                await self._wake.wait()
+            message = self._outbox.popleft()
             try:
                 await self._call.write(message)
             except (grpc.RpcError, asyncio.InvalidStateError):

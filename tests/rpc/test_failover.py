@@ -20,7 +20,7 @@ from scheduler.spec import Spec
 from tests.support.examples import examples
 from tests.support.fleet import CAT, Fleet, opened
 from tests.support.frontends import outputs
-from tests.support.links import eventually
+from tests.support.links import MortalEngine, eventually
 
 
 async def test_a_stream_goes_on_where_it_was_and_zombies_are_not_heard(tokenizer: Tokenizer) -> None:
@@ -134,6 +134,24 @@ async def test_each_time_without_an_engine_has_its_own_limit(tokenizer: Tokenize
         second = await stack.enter_async_context(fleet.frontend.open(CAT, "second", None))
         await eventually(lambda: second.stream.ended)
         assert second.stream.failure.reason == "ENGINE_FAILED"
+
+
+async def test_each_request_waits_its_own_time_for_an_engine(tokenizer: Tokenizer) -> None:
+    fleet = Fleet(tokenizer, engines=1)
+    async with AsyncExitStack() as stack:
+        (first,) = await opened(stack, fleet, 1)
+        fleet.kill(0)
+        second = await stack.enter_async_context(fleet.frontend.open(CAT, "second", None))
+        timers = [first.failover_timer, second.failover_timer]
+        assert timers[0].when() < timers[1].when(), "who comes later waits as long as who came first"
+        replica = fleet.frontend.new_replica(0)
+        replica.drained = True
+        fleet.frontend.attach(MortalEngine(lambda step: fleet.dispatch.deliver(step, replica)), 0)
+        assert [first.failover_timer, second.failover_timer] == timers, "a drained engine is none to wait less for"
+        assert not any(timer.cancelled() for timer in timers)
+        fleet.frontend.resume_replica(0)
+        assert all(timer.cancelled() for timer in timers)
+        assert first.failover_timer is second.failover_timer is None
 
 
 async def test_patience_ends_where_there_is_no_engine_too(tokenizer: Tokenizer) -> None:

@@ -16,7 +16,7 @@ from rpc.frontend.engine_client import Reach
 from rpc.link import codec
 from rpc.link.client import LinkClient
 from rpc.link.server import LinkService
-from scheduler.events import Abort, EndReason, EngineStats, Submit
+from scheduler.events import Abort, EndReason, EngineStats, Event, Submit
 from scheduler.settings import RequestLimits
 from tests.scheduler.workloads import make_request
 from tests.support.distance import far_away
@@ -245,6 +245,27 @@ async def test_a_message_that_comes_as_the_engine_is_given_up_ends_nothing_twice
     await client.close()
     assert heard.wrong == []
     assert len(heard.ends[1]) == 1
+
+
+async def test_events_that_are_large_together_go_in_several_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images of all live requests go to the next engine at once, and no message can have 2 GiB."""
+    one = codec.encode_events([submit(10)]).ByteSize()
+    monkeypatch.setattr("rpc.link.client.MESSAGE_BYTES", 3 * one + 1)
+    sizes, decode = list[tuple[int, int]](), codec.decode_events
+
+    def noted(message: pb.ConnectRequest) -> list[Event]:
+        sizes.append((len(message.submits), message.ByteSize()))
+        return decode(message)
+
+    monkeypatch.setattr("rpc.link.server.codec.decode_events", noted)
+    async with linked(tmp_path) as (target, _, engine), connected(target) as (client, _):
+        client.send([submit(attempt) for attempt in range(10, 20)])
+        await eventually(lambda: len(engine.submitted()) == 10)
+        assert engine.submitted() == [at(1, attempt) for attempt in range(10, 20)]
+    assert [count for count, _ in sizes if count] == [3, 3, 3, 1]
+    assert max(size for _, size in sizes) <= 3 * one + 1
 
 
 async def test_an_engine_whose_step_hangs_is_lost(tmp_path: Path, fast_heartbeat: None) -> None:

@@ -10,6 +10,23 @@ from tests.support.fleet import Fleet, opened
 from tests.support.frontends import outputs
 
 
+async def test_suspects_wait_for_their_turn_but_not_for_ever_without_an_engine(tokenizer: Tokenizer) -> None:
+    fleet = Fleet(tokenizer, engines=1)
+    async with AsyncExitStack() as stack:
+        first, second = await opened(stack, fleet, 2)
+        fleet.restart()
+        fleet.kill(0)
+        assert first.failover_timer is not None
+        assert second.failover_timer is not None
+        fleet.bring(0)
+        assert first.failover_timer is second.failover_timer is None, "there is an engine, on which the other one runs"
+        fleet.frontend.mark(fleet.frontend.serving(0), drained=True, leaving=False)
+        assert first.failover_timer is not None
+        assert second.failover_timer is not None
+        fleet.bring(1)
+        assert first.failover_timer is second.failover_timer is None
+
+
 async def test_after_two_deaths_it_runs_alone_until_it_has_come_further(tokenizer: Tokenizer) -> None:
     fleet = Fleet(tokenizer, engines=1)
     async with AsyncExitStack() as stack:
