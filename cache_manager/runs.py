@@ -20,7 +20,7 @@ class Run:
 
     Attributes:
         number: Unique key of the run, never used again.
-        nodes: [n] nodes in order of the tokens. Some of them may be in other runs by now.
+        nodes: [n] nodes in order of the tokens. At most half of them are in other runs by now, or in none.
         size: Number of nodes that are still in this run.
         kind: Class; the policy defines the numbers.
         last: Time on the policy's clock when the request left.
@@ -112,7 +112,17 @@ class NodeRuns:
                     del self._runs[run.number]
             start = end
         self._number_of[nodes] = NO_RUN
+        for stretch in stretches:
+            if stretch.run is not None and 0 < 2 * stretch.run.size <= len(stretch.run.nodes):
+                self._trim(stretch.run)
         return stretches
+
+    def _trim(self, run: Run) -> None:
+        """Shortens a run's array to the nodes that are in it.
+
+        Requests with a long common prefix leave one after the other, each with an array of its whole path.
+        """
+        run.nodes = run.nodes[self._number_of[run.nodes] == run.number]
 
     def tail(self, node: int, most: int) -> Nodes:
         """Returns the stretch of a run that ends with a node, backwards.

@@ -10,7 +10,9 @@ KINDS = ("image/png", "image/jpeg", "image/jpg")
 
 
 def image_bytes(url: Any) -> bytes:
-    """Returns the bytes of a data URL (data:image/png;base64,...). Raises PydanticCustomError."""
+    """Returns the bytes of a data URL (data:image/png;base64,...), or those given. Raises PydanticCustomError."""
+    if isinstance(url, bytes):  # of a response's item, which is decoded already; JSON has none
+        return url
     if not isinstance(url, str) or not url[:5].lower() == "data:":
         raise PydanticCustomError(
             "image_url", "must be a data URL (data:image/png;base64,...): the server fetches nothing"

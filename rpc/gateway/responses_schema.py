@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from rpc.gateway.chat_schema import MOST_MESSAGES, ChatRequest
 from rpc.gateway.errors import ApiError
 from rpc.gateway.fields import MOST_KEYS, Strict, Uint32, among, only
+from rpc.gateway.images import image_bytes
 from rpc.gateway.structured import tags_given
 from rpc.gateway.tools import MOST_TOOLS, choice_kind
 
@@ -45,10 +46,14 @@ class TextPart(Strict):
 
 
 class InputImage(Strict):
-    """An image of a message, as a data URL."""
+    """An image of a message.
+
+    Attributes:
+        image_url: Bytes of the image, decoded from its data URL.
+    """
 
     type: Literal["input_image"]
-    image_url: str
+    image_url: Annotated[bytes, BeforeValidator(image_bytes)]
     detail: Any = None
     file_id: Annotated[Any, only()] = None
 

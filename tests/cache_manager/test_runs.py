@@ -1,5 +1,6 @@
 """Runs of nodes, ghosts of runs, and policies of a user's own."""
 
+import tracemalloc
 from collections import deque
 from collections.abc import Sequence
 
@@ -47,6 +48,21 @@ def test_runs_without_nodes_are_gone() -> None:
     runs.take_out(nodes(3, 2, 1))
     assert len(runs) == 0
     assert runs.run_of(1) is None
+
+
+def test_requests_with_a_common_prefix_do_not_each_keep_its_nodes() -> None:
+    runs, prefix = NodeRuns(), np.arange(4096)
+    tracemalloc.start()
+    for last in range(500):
+        path = np.append(prefix, 5000 + last)
+        runs.take_out(path)
+        runs.put(path, kind=0, last=last)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(runs) == 500
+    assert held < 10 * prefix.nbytes, "and not 500 times as much"
+    assert runs.tail(5499, 2).tolist() == [5499, 4095]
+    assert runs.tail(5000, 2).tolist() == [5000]
 
 
 def test_ghosts_are_recalled_as_far_as_they_are_the_same() -> None:

@@ -15,6 +15,7 @@ from rpc.gateway.schema import CommonRequest
 from rpc.services.convert import spec_from
 
 PROMPT = {"prompt": "A"}
+IMAGE = {"type": "input_image"}
 CHAT = {"messages": [{"role": "user", "content": "A"}]}
 
 
@@ -208,6 +209,17 @@ def test_what_a_response_echoes_is_text(field: dict[str, Any]) -> None:
     """JSON has no infinity, so that the answer would be none."""
     with pytest.raises(ValidationError, match=next(iter(field))):
         read_responses({"input": "hi", **field})
+
+
+def test_a_bad_image_of_a_response_is_named_as_the_client_wrote_it() -> None:
+    items = [{"role": "user", "content": "hi"}, {"role": "user", "content": [IMAGE | {"image_url": "http://x/a.png"}]}]
+    with pytest.raises(ValidationError) as refused:
+        read_responses({"input": items})
+    error = of_validation(refused.value)
+    assert (error.param, error.code) == ("input[1].content[0].image_url", "invalid_value")
+    assert "must be a data URL" in error.message
+    good = [{"role": "user", "content": [IMAGE | {"image_url": "data:image/png;base64,QUJD"}]}]
+    assert list(chat_spec(read_responses({"input": good})).chat.messages[0].parts[0].image.data) == list(b"ABC")
 
 
 def test_instructions_are_one_turn_with_the_systems_first_ones() -> None:
