@@ -15,11 +15,12 @@ from model.attention.backend import StateSegments, StepShape
 from model.forward import ForwardBatch, ImageFeatures
 from model.parallel.wire import WireError, pack_arrays, unpack_arrays
 
-INT32, INT64, FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
+INT16, INT32, INT64, FLOAT32 = (np.dtype(name) for name in ("<i2", "<i4", "<i8", "<f4"))
 LAYOUT = ((INT64, 1), (INT64, 1), (INT32, 2), (INT64, 2), (INT64, 2), (INT32, 3), (INT64, 1), (INT64, 1))
-STATES, IMAGES = ((INT64, 2), (INT32, 3)), ((INT64, 1), (FLOAT32, 3))
+STATES, IMAGES = ((INT64, 2), (INT32, 3)), {2: ((INT64, 1), (INT16, 3)), 4: ((INT64, 1), (FLOAT32, 3))}
 """Dtype and dimensions of a step's arrays, and of those that follow where a model has recurrent layers and where a step
-has images, in the order of `pack_step`."""
+has images, by the bytes of an element of their features, in the order of `pack_step`. Features of 16 bits are sent as
+integers: numpy has no bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +61,9 @@ def pack_step(batch: ForwardBatch, shape: StepShape, page_size: int) -> bytes:
         runs = np.stack((segments.offsets, segments.counts, segments.follows), axis=1)
         more = [runs.astype(INT64), np.stack((segments.sources, segments.targets)).astype(INT32)]
     if (images := batch.images) is not None:
-        more += [images.places.cpu().numpy(), images.features.float().cpu().numpy()]
+        features = images.features.contiguous().cpu()
+        bits = features.view(torch.int16) if features.itemsize == 2 else features
+        more += [images.places.cpu().numpy(), bits.numpy()]
     return pack_arrays(
         batch.tokens.cpu().numpy(), batch.wanted.cpu().numpy(), slices, batch.positions.cpu().numpy(),
         shape.slots.astype(INT64), shape.tables[:, rows, :pages].astype(INT32), shape.bidirectional.astype(INT64),
@@ -73,7 +76,7 @@ def unpack_step(content: bytearray, dtype: torch.dtype, device: torch.device) ->
 
     Args:
         content: Bytes of `pack_step`.
-        dtype: Type of the features of images.
+        dtype: Type of the features of images, rank 0's too.
         device: Device of the features.
 
     Raises:
@@ -81,8 +84,9 @@ def unpack_step(content: bytearray, dtype: torch.dtype, device: torch.device) ->
     """
     arrays = unpack_arrays(content)
     more = [(array.dtype, array.ndim) for array in arrays[len(LAYOUT) :]]
-    with_states, with_images = more[:2] == list(STATES), more[-2:] == list(IMAGES)
-    due = LAYOUT + STATES * with_states + IMAGES * with_images
+    kinds = IMAGES[dtype.itemsize]
+    with_states, with_images = more[:2] == list(STATES), more[-2:] == list(kinds)
+    due = LAYOUT + STATES * with_states + kinds * with_images
     if [(array.dtype, array.ndim) for array in arrays] != list(due):
         raise WireError(f"a step has arrays of {[(str(array.dtype), array.ndim) for array in arrays]}")
     tokens, wanted, slices, positions, slots, tables, bidirectional, parts = arrays[: len(LAYOUT)]
@@ -98,9 +102,7 @@ def unpack_step(content: bytearray, dtype: torch.dtype, device: torch.device) ->
     if with_images:
         places, features = arrays[-2:]
         _check(len(places) == features.shape[1] and len(features) > 0, "features", features)
-        images = ImageFeatures(
-            torch.from_numpy(places).to(device), torch.from_numpy(features).to(device=device, dtype=dtype)
-        )
+        images = ImageFeatures(torch.from_numpy(places).to(device), torch.from_numpy(features).view(dtype).to(device))
     shape = StepShape(slices, positions[0], slots, tables, bidirectional, segments)
     return Step(tokens, positions, wanted, parts, shape, images)
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FORMAT = 2  # changes with any of these formats
+FORMAT = 3  # changes with any of these formats
 MOST_BYTES = 2**30  # bytes of a step's frame: its features of images are the largest
 MOST_WORDS = 2**16  # bytes of JSON
 
-DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "<f4"))
+DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "<f4", "<i2"))
 MOST_DIMENSIONS = 3
 FRAME, COUNT, ARRAY, SIZE = struct.Struct("<IB"), struct.Struct("<B"), struct.Struct("<BB"), struct.Struct("<I")
 
@@ -100,7 +100,7 @@ def unpack_words(content: bytes | bytearray) -> Any:
 
 
 def pack_arrays(*arrays: NDArray) -> bytes:
-    """Packs arrays of int32, int64 and float32, in up to three dimensions."""
+    """Packs arrays of int16, int32, int64 and float32, in up to three dimensions."""
     head, bodies = [COUNT.pack(len(arrays))], []
     for array in arrays:
         head.append(ARRAY.pack(DTYPES.index(array.dtype), array.ndim))

@@ -145,6 +145,18 @@ def test_a_step_comes_back_with_the_pages_that_it_needs() -> None:
     assert torch.equal(step.images.features, images.features)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_features_of_images_take_as_many_bytes_as_in_the_model(dtype: torch.dtype) -> None:
+    images = ImageFeatures(torch.tensor([0, 2]), torch.randn(2, 3000, 3).to(dtype).mT[:, :2])
+    sent = bytearray(pack_step(*a_step(images), 4))
+    step = unpack_step(sent, dtype, CPU)
+    assert step.images is not None
+    assert torch.equal(step.images.features, images.features)
+    assert len(sent) < images.features.nbytes + 1000
+    with pytest.raises(WireError, match="arrays of"):
+        unpack_step(sent, torch.bfloat16 if dtype is torch.float32 else torch.float32, CPU)
+
+
 @pytest.mark.parametrize(
     ("number", "wrong", "name"),
     [
