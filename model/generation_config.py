@@ -1,6 +1,8 @@
 """generation_config.json of a model directory: its defaults of request parameters, and its end tokens. No torch."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from scheduler.parameters import Sampling
 log = logging.getLogger("quire.model")
 
 FILE = "generation_config.json"
+MOST_DIGITS = 10  # of an id
 
 
 def read_defaults(directory: Path, config: ModelConfig) -> ModelDefaults:
@@ -28,12 +31,12 @@ def read_defaults(directory: Path, config: ModelConfig) -> ModelDefaults:
     """
     ends = read_ends(directory, config)
     fields = _fields(directory)
-    silent, sampled = ModelDefaults(), fields.get("do_sample", bool, True)
+    silent, sampled = ModelDefaults(), _default(fields, "do_sample", True, lambda: fields.get("do_sample", bool, True))
     given: dict[str, Any] = {} if sampled else {"temperature": 0.0}
     for entry in parameters_of(Sampling):
         default = getattr(silent, entry.name, None)  # None: no model has a default of it
         if default is not None and entry.name not in given:
-            given[entry.name] = _default(fields, entry, default)
+            given[entry.name] = _default(fields, entry.name, default, partial(_value, fields, entry, default))
     return ModelDefaults(**given, eos_token_ids=ends)
 
 
@@ -57,13 +60,17 @@ def _fields(directory: Path) -> Fields:
     return Fields(path, {} if is_gguf(directory) or not path.exists() else read_json(path))
 
 
-def _default(fields: Fields, entry: Parameter, default: Any) -> Any:
+def _default(fields: Fields, name: str, default: Any, read: Callable[[], Any]) -> Any:
     try:
-        value = entry.read(fields.get(entry.name, entry.kind, default))
-        entry.check(value)
+        return read()
     except (CheckpointError, InvalidRequest) as error:
-        log.warning("%s has a default that is left out, %r is used: %s", fields.path, default, error)
+        log.warning("%s has a %s that is left out, %r is used: %s", fields.path, name, default, error)
         return default
+
+
+def _value(fields: Fields, entry: Parameter, default: Any) -> Any:
+    value = entry.read(fields.get(entry.name, entry.kind, default))
+    entry.check(value)
     return value
 
 
@@ -80,17 +87,20 @@ def _tokenizer_end(directory: Path) -> int | None:
         return None
     listed = config.get("added_tokens_decoder")
     for key, token in listed.items() if isinstance(listed, dict) else ():
-        if isinstance(token, dict) and token.get("content") == text and key.isdecimal():
+        if isinstance(token, dict) and token.get("content") == text and key.isdecimal() and len(key) <= MOST_DIGITS:
             return int(key)
-    tokenizer = _objects(directory / "tokenizer.json")
-    for token in tokenizer.get("added_tokens") or ():
+    added = _objects(directory / "tokenizer.json").get("added_tokens")
+    for token in added if isinstance(added, list) else ():
         if isinstance(token, dict) and token.get("content") == text:
             return _id(token.get("id"))
     return _id(_objects(directory / "added_tokens.json").get(text))
 
 
 def _objects(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
+    try:
+        return read_json(path) if path.exists() else {}
+    except CheckpointError:
+        return {}
 
 
 def _id(value: Any) -> int | None:

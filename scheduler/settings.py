@@ -291,7 +291,11 @@ class RequestLimits:
         default=128, metadata={"flag": "--max-bad-words", "help": "Words that are not to be generated."}
     )
     bad_word_tokens: int = field(
-        default=1024, metadata={"flag": "--max-bad-word-tokens", "help": "Tokens of all these words together."}
+        default=2048,
+        metadata={
+            "flag": "--max-bad-word-tokens",
+            "help": "Tokens of these words in all ways of writing them.",
+        },
     )
     logits_processors_args_bytes: int = field(
         default=65536,

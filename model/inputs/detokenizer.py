@@ -5,43 +5,31 @@ The window of the last tokens is decoded again with each new one, since a token'
 held until the next token settles it, or until `flush`. So is text whose end the tokenizer may read otherwise.
 """
 
-from collections.abc import Sequence
-
 from model.inputs.tokenizer import Tokenizer
 
 UNSETTLED = "\ufffd"
 LONGEST_WINDOW = 256  # tokens; text that is still unsettled then is given out as it is
-ANCHOR_SEARCH = 64  # last tokens of the text before, among which one with text of its own is looked for
 
 
 class Detokenizer:
     """Decodes a sequence's ids one by one.
 
-    Law: the concatenation of all parts and `flush` equals what `decode` of all ids adds to the text before them. The
-    exception is output that stays unsettled over LONGEST_WINDOW tokens, whose decoding would cost more with each.
+    Law: the concatenation of all parts and `flush` equals `decode` of all ids, or `decode_behind`. The exception is
+    output that stays unsettled over LONGEST_WINDOW tokens, whose decoding would cost more with each.
 
     Args:
         tokenizer: Tokenizer of the model.
         skip_special_tokens: Special tokens have no text.
-        before: Tokens whose text the output goes on from, such as a prompt; only the last are read. Some tokenizers
-            strip a space at the beginning of a text: behind other text it is no beginning, and the space stays.
+        behind: The output follows other text, so that a space at its beginning is its own.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, before: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, behind: bool = False) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._anchor = self._find_anchor(before)  # the last tokens before the window whose text is not empty
+        self._anchor = tokenizer.anchor if behind else []  # the last tokens before the window whose text is not empty
         self._window = list(self._anchor)
         self._emitted = len(self._window)  # tokens at the front of the window whose text was given out
         self._emitted_text = self._decode(self._window)
         self._open = False
-
-    def _find_anchor(self, before: Sequence[int]) -> list[int]:
-        """Returns the last token that has whole characters whatever comes behind it, in a list; empty without one."""
-        for token in before[: -ANCHOR_SEARCH - 1 : -1]:
-            text = self._tokenizer.decode([token], True)
-            if text.strip() and UNSETTLED not in text and not self._tokenizer.stays_open(token, False, True):
-                return [token]
-        return []
 
     def push(self, token: int) -> str:
         """Returns new text that this token completes, maybe none."""

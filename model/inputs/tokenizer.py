@@ -3,6 +3,7 @@
 import json
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +182,24 @@ class Tokenizer:
         except BaseException as error:
             raise failure_of(error, "decode these ids") from None
         return text
+
+    @cached_property
+    def anchor(self) -> list[int]:
+        """Ids of a text behind which others are decoded as parts of one text; empty where the tokenizer has none."""
+        try:
+            ids = self.encode("a", add_special_tokens=False)[-1:]
+            whole = self.decode(ids, True).strip() and not self.stays_open(ids[-1], False, True)
+        except TokenizerFailed:
+            return []
+        return ids if whole else []
+
+    def decode_behind(self, ids: list[int], skip_special_tokens: bool) -> str:
+        """Decodes ids as `decode` does, but as a text that follows other text.
+
+        Some tokenizers strip a space at the beginning of a text, which there is none.
+        """
+        before = self.decode(self.anchor, skip_special_tokens)
+        return self.decode(self.anchor + ids, skip_special_tokens)[len(before) :]
 
     def decode_all(self, ids: list[int], skip_special_tokens: bool) -> str:
         """Decodes many ids as `decode` does; other threads run meanwhile."""

@@ -19,7 +19,7 @@ from quire.v1 import model_service_pb2_grpc as model_pb_grpc
 from quire.v1 import tokenization_service_pb2 as tokenization_pb
 
 from rpc.batch.line import CALL_FAILED
-from rpc.batch.retries import PAUSE, JobStoppedError, RetryPolicy
+from rpc.batch.retries import BUSY, PAUSE, JobStoppedError, RetryPolicy
 from rpc.cache_secret import read_secret
 from rpc.client.errors import UnavailableError, error_of, message_hint
 from rpc.client.failures import Failure
@@ -106,7 +106,9 @@ async def local_runner(settings: ServerSettings) -> AsyncIterator[LocalRunner]:
     preparer = await asyncio.to_thread(
         load_preparer, settings.model, structured_output_backend=settings.frontend.structured_output_backend
     )
-    many = replace(settings.frontend, request_time=convert.LONGEST, max_preparing=2 * settings.scheduler.max_sequences)
+    # Requests wait for the next engine for as long as the job would, so that one which engines die of is found.
+    most = 2 * settings.scheduler.max_sequences
+    many = replace(settings.frontend, request_time=convert.LONGEST, max_preparing=most, failover=BUSY)
     secret = read_secret(settings.cache)
     frontend = Frontend(preparer, many, Metrics(preparer.name), secret)
     supervisor = Supervisor(choose_hosts(settings, secret), frontend)

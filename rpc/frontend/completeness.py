@@ -95,6 +95,6 @@ class Completeness:
     def _marked(self, tokens: Sequence[int], marks: Mapping[int, str]) -> str:
         runs = groupby(tokens, key=marks.get)
         return "".join(
-            mark * len([*run]) if mark else self.tokenizer.decode([*run], skip_special_tokens=False)
+            mark * len([*run]) if mark else self.tokenizer.decode_behind([*run], skip_special_tokens=False)
             for mark, run in runs
         )

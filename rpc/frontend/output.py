@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from model.inputs.chat_output.parsed import CallDelta, Parsed, add_calls
 from model.inputs.chat_output.parser import OutputParser, Parsing
-from model.inputs.detokenizer import ANCHOR_SEARCH, Detokenizer
+from model.inputs.detokenizer import Detokenizer
 from model.inputs.stop_strings import StopMatch, StopStrings
 from model.inputs.tokenizer import Tokenizer
 from rpc.frontend.completeness import Answer, Completeness, Question
@@ -24,6 +24,7 @@ from scheduler.prompts import Chat
 from scheduler.request import Request
 from scheduler.spec import Spec
 
+PROMPT_ENDS = (64, 4096)  # last tokens of a prompt, among which text is looked for
 NO_MARKS: Mapping[int, str] = {}
 
 
@@ -119,13 +120,18 @@ class WaitingToken(NamedTuple):
     logprobs: list[TokenLogprob] | None
 
 
-def _continues_prompt(spec: Spec) -> bool:
-    """Returns whether the output goes on from the prompt's text: a space in front of it is then the output's own.
+def _follows_text(spec: Spec, request: Request, tokenizer: Tokenizer) -> bool:
+    """Returns whether a space at the output's beginning is its own, and not the tokenizer's.
 
-    The next message of a conversation is a text of its own. Under a constraint each character counts.
+    It is where the output goes on from the prompt's text, and under a constraint, to which each character counts. The
+    next message of a conversation is a text of its own.
     """
-    chat = spec.prompt if isinstance(spec.prompt, Chat) else None
-    return chat is None or chat.continue_final_message or spec.structured is not None
+    if spec.structured is not None:
+        return True
+    if isinstance(spec.prompt, Chat) and not spec.prompt.continue_final_message:
+        return False
+    # Behind the text may be special tokens, and placeholders of images.
+    return any(tokenizer.decode(request.prompt[-last:].tolist(), True).strip() for last in PROMPT_ENDS)
 
 
 class SequenceOutput:
@@ -175,8 +181,10 @@ class SequenceOutput:
         self.finish: Finish | None = None
         self._stop_ids, self._top_logprobs = frozenset(request.stop_ids), request.controls.top_logprobs
         needs_text = spec.output.text or bool(spec.stopping.stop)
-        before = request.prompt[-ANCHOR_SEARCH:].tolist() if _continues_prompt(spec) else ()
-        self._detokenizer = Detokenizer(tokenizer, spec.output.skip_special_tokens, before) if needs_text else None
+        self._detokenizer = None
+        if needs_text:
+            follows = _follows_text(spec, request, tokenizer)
+            self._detokenizer = Detokenizer(tokenizer, spec.output.skip_special_tokens, follows)
         self._marks = NO_MARKS if parsing is None else parsing.marks.by_id
         self._parser = None if parsing is None else OutputParser(parsing)
         self.reasoning_tokens = 0

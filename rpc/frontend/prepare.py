@@ -305,8 +305,8 @@ class Preparer:
         if self.chat is not None:
             self.chat.close()
 
-    def _bad_words(self, spec: Spec, limits: Limits) -> list[list[int]]:
-        """Returns the token ids of each bad word: as it stands in the middle of a word, and after a space.
+    def _bad_words(self, spec: Spec, limits: Limits) -> list[tuple[int, ...]]:
+        """Returns the distinct token ids of each bad word: as it stands in the middle of a word, and after a space.
 
         Of tokenizers that put a space in front of a text also as it stands at the beginning of one. With `tool_choice`
         none tokens that begin calls are among them.
@@ -316,7 +316,7 @@ class Preparer:
         found = [ids for word in words for ids in self._ways("sampling.bad_words", word)]
         use = spec.prompt.tool_use if isinstance(spec.prompt, Chat) else NO_TOOLS
         calls = self.outputs.form.call_tokens if use.tools and use.choice is ToolChoice.NONE else ()
-        return found + [[token] for token in calls]
+        return [*dict.fromkeys((*map(tuple, found), *((token,) for token in calls)))]
 
 
 def placed(

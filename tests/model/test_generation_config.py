@@ -80,6 +80,11 @@ def test_a_default_that_no_request_could_ask_for_is_left_out(
     assert key in line
 
 
+def test_a_do_sample_of_another_type_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert defaults_of(tmp_path, {"do_sample": "no", "top_k": 3}).top_k == 3
+    assert "do_sample" in caplog.text
+
+
 END = "<|im_end|>"
 LISTED = {"128002": {"content": "<other>"}, "128009": {"content": END, "special": True}}
 
@@ -113,18 +118,20 @@ def test_the_tokenizers_end_token_ends_an_output_too(tmp_path: Path, files: dict
         {"eos_token": END, "added_tokens_decoder": []},
         {"eos_token": END, "added_tokens_decoder": {"x": {"content": END}}},
         {"eos_token": END, "added_tokens_decoder": {"3": END}},
+        {"eos_token": END, "added_tokens_decoder": {"9" * 5000: {"content": END}}},
         {"eos_token": END, "added_tokens_decoder": {str(10**9): {"content": END}}},
     ],
 )
 def test_an_end_token_without_an_id_of_the_model_is_none(tmp_path: Path, config: dict[str, Any]) -> None:
     write(tmp_path, config, "tokenizer_config.json")
+    write(tmp_path, {"added_tokens": 5}, "tokenizer.json")
+    (tmp_path / "added_tokens.json").write_text("{")
     assert defaults_of(tmp_path, None).eos_token_ids == (128001,)
 
 
 @pytest.mark.parametrize(
     ("generation", "key"),
     [
-        ({"do_sample": "no"}, "do_sample"),
         ({"eos_token_id": 2**64}, "eos_token_id"),
         ({"eos_token_id": "7"}, "eos_token_id"),
         ([], "JSON"),

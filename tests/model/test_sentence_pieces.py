@@ -116,7 +116,7 @@ def check_parts_behind_text(tokenizer: Tokenizer, name: str) -> None:
     @many
     @given(ids=ids_of(name))
     def law(ids: list[int]) -> None:
-        detokenizer = Detokenizer(tokenizer, True, before)
+        detokenizer = Detokenizer(tokenizer, True, behind=True)
         parts = [*(detokenizer.push(i) for i in ids), detokenizer.flush()]
         assert tokenizer.decode(before, True) + "".join(parts) == tokenizer.decode(before + ids, True)
 
@@ -377,7 +377,7 @@ def end_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def every_text_is_a_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Detokenizer, "_find_anchor", lambda _: lambda self, before: [])
+    monkeypatch.setattr(SentencePieceTokenizer, "anchor", [])
 
 
 def nothing_is_special(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from model.sampling import processor_rows
 from model.structured import grammar_store
 from model.structured.vocabulary import load_vocabulary
 from scheduler.events import EndReason, Submit
+from scheduler.limits import ModelDefaults
 from scheduler.parameters import Output, Sampling, Stopping
 from scheduler.request import Request
 from scheduler.resolve import resolve
@@ -85,7 +86,8 @@ def constrained(
         stopping=stopping, structured=structured,
     )  # fmt: skip
     grammar = grammar_by(backend, structured)
-    return resolve(spec, prompt, rig.loaded.limits, rig.loaded.defaults, minted_seed=0, grammar=grammar, short=short)
+    defaults = ModelDefaults(eos_token_ids=rig.loaded.config.eos_token_ids)
+    return resolve(spec, prompt, rig.loaded.limits, defaults, minted_seed=0, grammar=grammar, short=short)
 
 
 def run(rig: Rig, requests: Mapping[int, Request]) -> dict[Any, list[int]]:

@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from quire import LLM, Sampling, Stopping
 
 from model.inputs.detokenizer import Detokenizer
 from model.settings import ModelSettings
+from rpc.frontend.completeness import Completeness
 from rpc.frontend.errors import RequestFailed
 from rpc.frontend.output import Finish, FinishReason, SequenceOutput, StepTokens
 from rpc.frontend.prepare import Preparer, load_preparer
@@ -64,7 +67,7 @@ def test_a_prompt_of_text_gives_the_text_of_the_models_tokens(directory: Path, p
             ["First Citizen: 日本 🐈"], Sampling(temperature=0.0), Stopping(max_tokens=24, ignore_eos=True)
         )
     assert list(completion.token_ids) == expected
-    detokenizer = Detokenizer(tokenizer, True, prompt)
+    detokenizer = Detokenizer(tokenizer, True, behind=True)
     assert completion.text == "".join([*map(detokenizer.push, expected), detokenizer.flush()])
     assert tokenizer.decode(prompt, True) + completion.text == tokenizer.decode(prompt + expected, True)
 
@@ -75,6 +78,19 @@ def test_a_bad_word_is_banned_in_the_middle_of_a_word_too(preparer: Preparer) ->
     processor = library("mistral 3")
     banned = {tuple(processor.id_to_piece(list(ids))) for ids in request.controls.logits_params.banned}
     assert {"".join(pieces) for pieces in banned} == {"the", "▁the", "▁▁the"}
+    limits = replace(LIMITS, request=replace(LIMITS.request, bad_word_tokens=sum(map(len, banned))))
+    preparer.prepare(Spec("x", sampling=Sampling(bad_words=("the",))), limits)
+
+
+def test_a_question_is_about_the_text_that_the_client_has(preparer: Preparer) -> None:
+    def never(*_: object) -> NoReturn:
+        raise AssertionError
+
+    constraint = Structured("regex", " the")
+    asked = Completeness(constraint, constraint, {}, (), None, preparer.tokenizer, never, never)
+    question = asked.of_end(preparer.tokenizer.encode("the", False), None)
+    assert question is not None
+    assert question.text == " the"
 
 
 SPACE = "▁the"  # a token whose text begins with a space
@@ -93,8 +109,14 @@ SPACE = "▁the"  # a token whose text begins with a space
             " the",
         ),
         (Chat((ChatMessage("user", "hear me"),)), Structured("regex", " the( the)*"), " the"),
+        ("", Structured("regex", " the( the)*"), " the"),
+        ((5, 6, 7, *[1] * 100), None, " the"),
+        ("🐈", None, " the"),
     ],
-    ids=["text", "ids", "no text", "conversation", "continued message", "constraint"],
+    ids=[
+        *("text", "ids", "no text", "conversation", "continued message", "constraint", "constraint alone"),
+        *("special tokens", "bytes"),
+    ],
 )
 def test_the_space_in_front_of_an_output(
     prompt: str | tuple[int, ...] | Chat, structured: Structured | None, expected: str, preparer: Preparer

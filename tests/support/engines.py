@@ -21,6 +21,7 @@ from model.sampling.logits_processors import LogitsProcessorFactory
 from model.settings import ModelSettings
 from scheduler.drafts import Drafter
 from scheduler.events import Abort, End, Event, StepOutputs, Submit
+from scheduler.limits import ModelDefaults
 from scheduler.parameters import Output, Sampling, Stopping
 from scheduler.readiness import with_ready
 from scheduler.request import Request
@@ -235,7 +236,7 @@ def make_request(rig: Rig, prompt: list[int], max_tokens: int | None = 16, **sam
     spec = Spec(
         tuple(prompt), sampling=Sampling(**({"temperature": 0.0} | sampling)), stopping=stopping, output=Output()
     )
-    return resolve(spec, prompt, rig.loaded.limits, rig.loaded.defaults, minted_seed=0)
+    return resolve(spec, prompt, rig.loaded.limits, ModelDefaults(), minted_seed=0)
 
 
 GROUPS: list[ThreadGroup] = []
