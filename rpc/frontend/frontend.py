@@ -359,7 +359,11 @@ class Frontend:
         return stream, self.replicas.hashes_of(request)
 
     async def in_worker(
-        self, task: Callable[[Limits], T], kind: PromptKind = PromptKind.TEXT, tenant: str = DEFAULT_TENANT
+        self,
+        task: Callable[[Limits], T],
+        kind: PromptKind = PromptKind.TEXT,
+        tenant: str = DEFAULT_TENANT,
+        of_live: bool = False,
     ) -> T:
         """Runs a task in a thread beside the loop.
 
@@ -367,12 +371,13 @@ class Frontend:
             task: Gets the limits of a request.
             kind: Kind of the prompt that the task prepares; each kind has its own threads.
             tenant: Tenant whose quota of waiting tasks it counts to.
+            of_live: The task may belong to a live request, so a server that drains takes it.
 
         Raises:
             RequestFailed: No engine is attached, the server starts or drains, or too much waits.
             Exception: Any exception of `task`.
         """
-        if self.draining:
+        if self.draining and not of_live:
             raise RequestFailed("UNAVAILABLE", "DRAINING", "the server is shutting down", retry_after=1.0)
         if self.starting:
             raise RequestFailed("UNAVAILABLE", "STARTING", "the server loads its model", retry_after=1.0)

@@ -11,7 +11,7 @@ from quire.v1 import generation_service_pb2 as pb
 
 from rpc.client.security import Metadata
 from rpc.frontend.pacing import Work
-from rpc.gateway.logprobs import PromptLogprobs, answer_as_json, ids_in, prompt_logprobs
+from rpc.gateway.logprobs import PromptLogprobs, answer_as_json, ids_in, in_turns, prompt_logprobs
 from rpc.gateway.schema import CommonRequest
 from rpc.gateway.served import ServedModels
 
@@ -149,10 +149,10 @@ class ApiResponse(ABC):
         if self._has_extras:
             self._prompts[position] = prompt
         if self.asked.prompt_logprobs is not None:
-            texts = await self._served.texts(
-                ids_in(prompt.logprobs), self.asked.model, self.fingerprint, self._metadata
-            )
-            self._prompt_logprobs[position] = prompt_logprobs(prompt.logprobs, self.asked.prompt_logprobs, texts)
+            made = self._prompt_logprobs[position] = list[Any]()
+            async for part in in_turns(prompt.logprobs):
+                texts = await self._served.texts(ids_in(part), self.asked.model, self.fingerprint, self._metadata)
+                made += prompt_logprobs(part, self.asked.prompt_logprobs, texts)
 
     async def _piece(self, position: int, delta: pb.SequenceDelta) -> Piece:
         choice = position * self.asked.sequences + delta.index

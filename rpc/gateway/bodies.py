@@ -1,6 +1,7 @@
 """Reads request bodies within limits of size, time and memory, and of the memory that their JSON can become."""
 
 import asyncio
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,10 @@ from rpc.gateway.settings import GatewaySettings
 
 MOST_VALUES = 2**18  # commas and brackets: 0.2 s of the loop and 48 MB for the worst, objects in objects
 VALUE_BYTES = 256  # accounted for each of them; objects in objects take 183
+FEW_VALUES = 2**10  # up to here an upper bound will do
+
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+"""A JSON string. One without an end goes to the end of the body, so that no part of it is looked at twice."""
 
 
 class ClientGone(Exception):
@@ -103,10 +108,16 @@ class Body:
 
 def value_count(data: bytes | bytearray) -> int:
     """Returns an upper bound of the number of JSON values, without parsing. Raises ApiError above `MOST_VALUES`."""
-    count = sum(data.count(sign) for sign in (b",", b"[", b"{"))
+    count = _signs(data)
+    if count > FEW_VALUES:  # most may be of texts: 20 ns a byte at worst to leave these out
+        count = _signs(STRING.sub(b"", data, 2 * MOST_VALUES))
     if count > MOST_VALUES:
-        raise ApiError(400, f"the body has {count} commas and brackets: at most {MOST_VALUES}")
+        raise ApiError(400, f"the body has {count} commas and brackets outside its strings: at most {MOST_VALUES}")
     return count
+
+
+def _signs(data: bytes | bytearray) -> int:
+    return sum(data.count(sign) for sign in (b",", b"[", b"{"))
 
 
 def parsed(data: bytes | bytearray) -> Any:

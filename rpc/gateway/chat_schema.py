@@ -29,12 +29,14 @@ class ImageUrl(Strict):
 
 
 class ContentPart(Strict):
-    """Text or an image."""
+    """Text, an image, or a refusal of an earlier answer, which is text too."""
 
-    type: Annotated[str, among("text", "image_url")]
+    type: Annotated[str, among("text", "image_url", "refusal")]
     text: str | None = None
     image_url: ImageUrl | None = None
+    refusal: str | None = None
     cache_control: Any = None  # Anthropic's hint
+    prompt_cache_breakpoint: Any = None  # OpenAI's
 
     @field_validator("image_url", mode="before")
     @classmethod
@@ -43,7 +45,8 @@ class ContentPart(Strict):
 
     @model_validator(mode="after")
     def _one(self) -> "ContentPart":
-        if (self.text is None) == (self.image_url is None) or getattr(self, self.type) is None:
+        given = [name for name in ("text", "image_url", "refusal") if getattr(self, name) is not None]
+        if given != [self.type]:
             raise PydanticCustomError("part", "must have {name}, and nothing else", {"name": self.type})
         return self
 
@@ -85,7 +88,7 @@ class Message(Strict):
     provider_specific_fields: Any = None  # litellm's, in the answers that its clients send back
     thinking_blocks: Any = None  # litellm's, and OpenRouter's: beside the reasoning itself
     reasoning_details: Any = None
-    refusal: Annotated[Any, only()] = None
+    refusal: str | None = None
     audio: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only()] = None
@@ -97,6 +100,12 @@ class Message(Strict):
         if value is None and info.data.get("role") != "assistant":
             raise PydanticCustomError("content", "must be text or a list of parts, unless the role is assistant")
         return value
+
+    @property
+    def parts(self) -> list[ContentPart]:
+        """The content, and a refusal, with which an earlier answer may have had none."""
+        said = [] if not self.refusal else [ContentPart(type="refusal", refusal=self.refusal)]
+        return [*(self.content or ()), *said]
 
 
 class ChatRequest(CommonRequest, Tooled, NotServedInChats):

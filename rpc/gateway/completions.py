@@ -9,7 +9,7 @@ from quire.v1 import generation_service_pb2 as pb
 from rpc.client.security import Metadata
 from rpc.gateway.answers import ApiResponse, Extra, Piece
 from rpc.gateway.completion_schema import CompletionRequest
-from rpc.gateway.logprobs import CompletionLogprobs, ids_in, joined
+from rpc.gateway.logprobs import CompletionLogprobs, ids_in, in_turns, joined
 from rpc.gateway.parameters import completion_spec
 from rpc.gateway.served import ServedModels
 
@@ -50,14 +50,20 @@ class CompletionResponse(ApiResponse):
         if not isinstance(text, str) or asked.truncate_prompt_tokens is not None:
             skip = asked.skip_special_tokens is not False
             text = await self._served.detokenize(list(prompt.token_ids), asked.model, self._metadata, skip)
-        scores, texts = asked.logprobs is not None, dict[int, str]()
-        if scores:
-            texts = await self._texts({prompt.token_ids[0], *ids_in(prompt.logprobs)})
-        first, pieces = position * asked.sequences, []
-        for choice in range(first, first + asked.sequences):
-            logprobs = self._form(choice).add(prompt.logprobs[1:], texts, prompt.token_ids[0]) if scores else None
-            pieces.append(Piece(choice, text, logprobs, extra=self._extra(prompt, choice, (), 0)))
-        return pieces
+        choices = range(position * asked.sequences, (position + 1) * asked.sequences)
+        made: dict[int, list[dict[str, Any]]] = {choice: [] for choice in choices}
+        if asked.logprobs is not None:
+            begin = prompt.token_ids[0]
+            texts = await self._texts([begin])
+            for choice in choices:
+                made[choice].append(self._form(choice).add((), texts, begin))
+            async for part in in_turns(prompt.logprobs[1:]):
+                texts = await self._texts(ids_in(part))
+                for choice in choices:
+                    made[choice].append(self._form(choice).add(part, texts))
+        return [
+            Piece(choice, text, joined(made[choice]), extra=self._extra(prompt, choice, (), 0)) for choice in choices
+        ]
 
     def _extra(self, prompt: pb.PromptInfo, choice: int, token_ids: Sequence[int], count: int) -> Extra | None:
         if self.asked.scores_alone:

@@ -16,6 +16,7 @@ class Hints(Strict):
     service_tier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
     prediction: Any = None
     verbosity: Any = None
 
@@ -52,6 +53,7 @@ class NotServedInChats(Strict):
     modalities: Annotated[Any, only(["text"])] = None
     audio: Annotated[Any, only()] = None
     web_search_options: Annotated[Any, only()] = None
+    moderation: Annotated[Any, only()] = None
 
     # vLLM's
     echo: Annotated[Any, only(False)] = None

@@ -14,6 +14,7 @@ MOST_STRINGS = 2**12  # strings of a list
 MOST_BIASES = 2**14
 UINT32, INT32 = 2**32 - 1, 2**31 - 1
 
+ModelName = Annotated[str, Field(max_length=1024)]  # it goes into logs
 Uint32 = Annotated[int, Field(ge=0, le=UINT32)]
 Int32 = Annotated[int, Field(ge=-INT32 - 1, le=INT32)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]

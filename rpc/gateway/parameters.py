@@ -72,11 +72,11 @@ def chat_spec(asked: ChatRequest) -> pb.GenerationSpec:
         turn.name = message.name or "" if message.role == "tool" else ""  # of others it is a hint
         turn.tool_call_id = message.tool_call_id or ""
         turn.tool_calls.extend(call.message() for call in message.tool_calls or ())
-        for part in message.content or ():
+        for part in message.parts:
             if part.image_url is not None:
                 turn.parts.add().image.data = part.image_url.url
             else:
-                turn.parts.add(text=part.text or "")
+                turn.parts.add(text=part.text or part.refusal or "")
     for name, value in _template_arguments(asked).items():
         spec.chat.template_arguments[name] = json.dumps(value)
     spec.chat.continue_final_message = bool(asked.continue_final_message)

@@ -34,18 +34,33 @@ log = logging.getLogger("quire.gateway")
 
 
 class _GatewayServer(uvicorn.Server):
-    """uvicorn's server with a callback at the start, and an exit status of 0 after a signal.
+    """uvicorn's server with a bound on TLS handshakes, a callback at the start, and an exit status of 0 after a signal.
 
     uvicorn itself raises the signal again after its shutdown.
     """
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, handshake: float, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._ready = ready
+        self._handshake, self._ready = handshake, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        for listener in sockets or ():
+            server = await asyncio.get_running_loop().create_server(
+                self._protocol,
+                sock=listener,
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=self._handshake if self.config.ssl is not None else None,
+                backlog=self.config.backlog,
+            )
+            self.servers.append(server)
         self._ready()
+
+    def _protocol(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -93,7 +108,7 @@ async def serve(
         try:
             if not is_loopback(settings.host) and not settings.allow_insecure_bind:
                 await check_token_required(upstream, settings.host)
-            server = _GatewayServer(config, lambda: announce(ready))
+            server = _GatewayServer(config, settings.read_time, lambda: announce(ready))
             metrics.watch_connections(lambda: len(server.server_state.connections))
             await server.serve([listener])
         finally:

@@ -10,11 +10,13 @@ from rpc.gateway.chat import ChatResponse
 from rpc.gateway.errors import ApiError
 from rpc.gateway.logprobs import as_json
 from rpc.gateway.output_items import Event, OutputItems
-from rpc.gateway.responses_schema import ResponsesChat
+from rpc.gateway.responses_schema import FUNCTION_FIELDS, ResponsesChat
 from rpc.gateway.served import ServedModels
 
 ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "user", "safety_identifier", "prompt_cache_key")
-INCOMPLETE = {"length": "max_output_tokens"}
+MOST_TOKENS = "max_output_tokens"
+CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
+"""HTTP status of a failure, to the code of a failed response, of which OpenAI's clients know a fixed set."""
 
 
 class ModelResponse(ChatResponse):
@@ -42,7 +44,6 @@ class ModelResponse(ChatResponse):
         asked, finish = self.asked.asked, self.items.finish
         incomplete = finish is not None and finish not in ("stop", "tool_calls")
         status = "failed" if error else "in_progress" if finish is None else "incomplete" if incomplete else "completed"
-        reason = self.items.stop if isinstance(self.items.stop, str) else INCOMPLETE.get(finish or "")
         text = asked.text.format if asked.text is not None else None
         choice = asked.tool_choice
         return {
@@ -51,7 +52,8 @@ class ModelResponse(ChatResponse):
             "created_at": self.created,
             "status": status,
             "error": error,
-            "incomplete_details": {"reason": reason} if incomplete else None,
+            # Clients know no word for an end by time or by an operator; as in chats, `stop_reason` says which it was.
+            "incomplete_details": {"reason": MOST_TOKENS, "stop_reason": self.items.stop} if incomplete else None,
             "model": self.model,
             "output": list(self.items.done),
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
@@ -60,7 +62,7 @@ class ModelResponse(ChatResponse):
             "store": False,
             "text": {"format": {"type": "text"} if text is None else text.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": choice or "auto" if choice is None or isinstance(choice, str) else choice.model_dump(),
-            "tools": [tool.model_dump() for tool in asked.tools or ()],
+            "tools": [tool.model_dump(include=FUNCTION_FIELDS) for tool in asked.tools or ()],
             "truncation": "disabled",
             "usage": None if finish is None else self._usage(),
             "metadata": asked.metadata or {},
@@ -70,7 +72,8 @@ class ModelResponse(ChatResponse):
         counts = self.usage()
         return {
             "input_tokens": counts["prompt_tokens"],
-            "input_tokens_details": counts["prompt_tokens_details"],
+            # Nothing is paid for writing to the cache, so no token counts as written.
+            "input_tokens_details": counts["prompt_tokens_details"] | {"cache_write_tokens": 0},
             "output_tokens": counts["completion_tokens"],
             "output_tokens_details": counts["completion_tokens_details"],
             "total_tokens": counts["total_tokens"],
@@ -102,7 +105,8 @@ class ResponseEvents:
 
     def failed(self, error: ApiError) -> bytes:
         """Returns the event of a failure that came after the first one."""
-        said = {"code": error.code or error.kind, "message": error.message}
+        code = CODES.get(error.status, "server_error")
+        said = {"code": code, "message": error.message, "param": error.param, "type": error.code or error.kind}
         return self._event(("failed", {"response": self._response.state(said)}))
 
     def _event(self, event: Event) -> bytes:

@@ -6,17 +6,33 @@ Nothing is stored: a request has its whole conversation in `input`, as clients w
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from rpc.gateway.chat_schema import MOST_MESSAGES, ChatRequest
 from rpc.gateway.errors import ApiError
-from rpc.gateway.fields import MOST_KEYS, Strict, Uint32, among, only
+from rpc.gateway.fields import MOST_KEYS, ModelName, Strict, Uint32, among, only
 from rpc.gateway.images import image_bytes
 from rpc.gateway.structured import tags_given
 from rpc.gateway.tools import MOST_TOOLS, choice_kind
 
 MOST_PARTS = 2**12
+LOGPROBS = "message.output_text.logprobs"
+
+Async = Annotated[Any, only(False), Field(default=None, validation_alias=AliasChoices("async", "async_"))]
+"""Whether a call goes on beside the model's turn. openai's models name it `async_` where they are dumped."""
+
+DirectCaller = Annotated[Any, only({"type": "direct"})]
+"""Who calls a function: the model itself, not a program of its."""
 
 NAMES = {
     "chat.messages": "input", "chat": "input", "stopping.max_tokens": "max_output_tokens",
@@ -36,6 +52,7 @@ class TextPart(Strict):
     annotations: Any = None  # of answers that a client sends back, as the next ones
     logprobs: Any = None
     parsed: Any = None  # of openai's `parse`: the text again
+    prompt_cache_breakpoint: Any = None  # a hint: each page of a prompt is cached
 
     @model_validator(mode="after")
     def _says(self) -> "TextPart":
@@ -56,6 +73,7 @@ class InputImage(Strict):
     image_url: Annotated[bytes, BeforeValidator(image_bytes)]
     detail: Any = None
     file_id: Annotated[Any, only()] = None
+    prompt_cache_breakpoint: Any = None
 
 
 def _parts(value: Any) -> Any:
@@ -106,6 +124,9 @@ class CallItem(Strict):
     parsed_arguments: Any = None  # of openai's `parse`, in answers that a client sends back
     id: Any = None
     status: Any = None
+    async_: Async
+    caller: DirectCaller = None
+    namespace: Annotated[Any, only()] = None
 
 
 class ResultItem(Strict):
@@ -116,6 +137,9 @@ class ResultItem(Strict):
     output: Annotated[list[TextPart], Field(fail_fast=True, max_length=MOST_PARTS), BeforeValidator(_parts)]
     id: Any = None
     status: Any = None
+    name: Any = None  # of the call, which `call_id` names
+    caller: DirectCaller = None
+    namespace: Annotated[Any, only()] = None
 
 
 class ThoughtPart(Strict):
@@ -173,6 +197,9 @@ def _items(value: Any) -> Any:
     return value
 
 
+FUNCTION_FIELDS = {"type", "name", "description", "parameters", "strict"}
+
+
 class FunctionTool(Strict):
     """A function that the model may call."""
 
@@ -181,10 +208,14 @@ class FunctionTool(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    output_schema: Any = None  # of what a program does with results
+    allowed_callers: Annotated[Any, only([], ["direct"])] = None
+    async_: Async
+    defer_loading: Annotated[Any, only(False)] = None
 
     def chat_tool(self) -> dict[str, Any]:
         """Returns it as a chat has it."""
-        return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
+        return {"type": "function", "function": self.model_dump(include=FUNCTION_FIELDS - {"type"}, exclude_none=True)}
 
 
 class ToolName(Strict):
@@ -250,10 +281,23 @@ class ReasoningOptions(Strict):
     generate_summary: Any = None
 
 
+class StreamOptions(Strict):
+    """Options of a stream."""
+
+    include_obfuscation: Annotated[Any, only(False)] = None
+
+
+def _included(names: list[str] | None) -> list[str] | None:
+    """Refuses logprobs. Other names are of stored reasoning and of tools that a server runs, which there are not."""
+    if names and LOGPROBS in names:
+        raise PydanticCustomError("unsupported_value", "{name} is not supported", {"name": LOGPROBS})
+    return names
+
+
 class ResponsesRequest(Strict):
     """A request for a response."""
 
-    model: str | None = None
+    model: ModelName | None = None
     input: Annotated[list[Item], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES), BeforeValidator(_items)]
     instructions: str | None = None
     max_output_tokens: Uint32 | None = None
@@ -281,9 +325,10 @@ class ResponsesRequest(Strict):
     service_tier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
-    include: Annotated[list[str] | None, Field(max_length=MOST_KEYS)] = None  # more of the answer than there is
+    prompt_cache_options: Any = None
+    include: Annotated[list[str] | None, Field(max_length=MOST_KEYS), AfterValidator(_included)] = None
     store: bool | None = None  # nothing is: a response says so
-    stream_options: Any = None
+    stream_options: StreamOptions | None = None
     max_tool_calls: Any = None  # of tools that a server runs itself
     top_logprobs: Annotated[Any, only(0)] = None
 
@@ -295,6 +340,9 @@ class ResponsesRequest(Strict):
     truncation: Annotated[Any, only("disabled")] = None
     moderation: Annotated[Any, only()] = None
     context_management: Annotated[Any, only([])] = None
+    access_programs: Annotated[Any, only({}, [])] = None
+    background_options: Annotated[Any, only({})] = None
+    image: Annotated[Any, only({})] = None
 
     # vLLM's, as in chats
     seed: int | None = None

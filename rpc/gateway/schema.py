@@ -12,6 +12,7 @@ from rpc.gateway.fields import (
     UINT32,
     Biases,
     Int32,
+    ModelName,
     OneOrMore,
     Seed,
     Strict,
@@ -43,7 +44,7 @@ class StreamOptions(Strict):
 class CommonRequest(RegularFields, Constrained, Hints, NotServed):
     """A request of either endpoint. None is unset, as null is. Raises ApiError for fields that do not go together."""
 
-    model: str | None = None
+    model: ModelName | None = None
     stop: OneOrMore | None = None
     seed: Seed | None = None
     logit_bias: Biases | None = None

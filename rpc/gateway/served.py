@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -17,6 +17,9 @@ from rpc.client.security import Metadata
 FRESH = 60.0  # seconds that a list of models is used
 MOST_TEXTS = 2**19  # tokens of all models; the largest vocabularies have 2**18
 BROKEN = "\ufffd"
+AT_ONCE = 8  # texts that one answer asks for at once: other calls wait less
+PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # seconds before another try to get a text
+BUSY = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 
 
 class UnaryCaller(Protocol):
@@ -82,21 +85,33 @@ class ServedModels:
         wanted = set(ids)
         known = {token: self._texts[key, token] for token in wanted if (key, token) in self._texts}
         unknown = [token for token in wanted if token not in known]
-        if unknown:
-            found = await asyncio.gather(*(self._text(token, name, metadata) for token in unknown))
-            if len(self._texts) + len(unknown) > MOST_TEXTS:  # reached only after changes of models
+        for start in range(0, len(unknown), AT_ONCE):
+            asked = unknown[start : start + AT_ONCE]
+            found = await _all_of([self._text(token, name, metadata) for token in asked])
+            if len(self._texts) + len(asked) > MOST_TEXTS:  # reached only after changes of models
                 self._texts.clear()
-            self._texts.update(zip(((key, token) for token in unknown), found, strict=True))
-            known.update(zip(unknown, found, strict=True))
+            self._texts.update(zip(((key, token) for token in asked), found, strict=True))
+            known.update(zip(asked, found, strict=True))
         return known
 
     async def _text(self, token: int, name: str | None, metadata: Metadata) -> str:
         """Returns the second half of the token's text twice: tokenizers can drop the space at the start of a text."""
-        twice = await self.detokenize([token, token], name, metadata)
+        twice = await self._patiently([token, token], name, metadata)
         once = twice[len(twice) // 2 :]
         if BROKEN not in twice and twice in (once + once, once[1:] + once):
             return once
-        return await self.detokenize([token], name, metadata)
+        return await self._patiently([token], name, metadata)
+
+    async def _patiently(self, ids: list[int], name: str | None, metadata: Metadata) -> str:
+        """Returns the text of token ids of an answer. A busy server, or a lost one, must not cost the answer."""
+        for pause in PAUSES:
+            try:
+                return await self.detokenize(ids, name, metadata)
+            except grpc.RpcError as error:
+                if error.code() not in BUSY:
+                    raise
+            await asyncio.sleep(pause)
+        return await self.detokenize(ids, name, metadata)
 
     async def detokenize(
         self, ids: list[int], name: str | None, metadata: Metadata, skip_special_tokens: bool = False
@@ -105,3 +120,13 @@ class ServedModels:
         request = pb.DetokenizeRequest(model=name or "", token_ids=ids, skip_special_tokens=skip_special_tokens)
         answer = await self._caller.ask(pb_grpc.TokenizationServiceStub, "Detokenize", request, metadata)
         return str(answer.text)
+
+
+async def _all_of(calls: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
+    """Returns the results of calls. If one fails the others are ended. Raises its exception."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

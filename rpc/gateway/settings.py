@@ -72,7 +72,10 @@ class GatewaySettings:
         },
     )
     read_time: float = field(
-        default=30.0, metadata={"help": "Seconds that a client may take for a request's headers, and for its body."}
+        default=30.0,
+        metadata={
+            "help": "Seconds that a client may take for a request's headers, for its body, and for a TLS handshake."
+        },
     )
     write_stall: float = field(
         default=30.0,

@@ -19,6 +19,16 @@ ROLE = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reaso
 CHAT = "chat.completion.chunk"
 
 
+LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
+"""Characters at which clients may end a line that are none of a line of events, and how JSON writes them."""
+
+
+def quoted(text: str) -> bytes:
+    """Returns a text as JSON, on one line for any client."""
+    made = encode_basestring(text)
+    return (made if text.isascii() else made.translate(LINE_ENDS)).encode()
+
+
 class Events:
     """Encodes the events of one response."""
 
@@ -48,7 +58,7 @@ class Events:
             piece = replace(piece, reasoning="", calls=(), text="" if piece.calls else piece.text)
             if piece.is_empty:
                 return first
-        text = encode_basestring(piece.text).encode()
+        text = quoted(piece.text)
         if piece.finish is None and piece.logprobs is None and piece.extra is None:  # most events: text alone
             return b"".join((first, head, text, self._plain))
         rest = b',"logprobs":' + as_json(piece.logprobs) + b',"finish_reason":' + as_json(piece.finish)

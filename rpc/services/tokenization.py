@@ -43,9 +43,14 @@ async def tokenized(
 async def detokenized(
     frontend: Frontend, request: pb.DetokenizeRequest, tenant: str = DEFAULT_TENANT
 ) -> pb.DetokenizeResponse:
-    """Answers Detokenize. Raises RequestFailed."""
+    """Answers Detokenize. Raises RequestFailed.
+
+    A server that drains answers too: a gateway asks for the texts of the tokens of an answer that is still being given.
+    """
     skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
     text = await frontend.in_worker(
-        lambda limits: frontend.preparer.detokenize(request.token_ids, skip, request.model, limits), tenant=tenant
+        lambda limits: frontend.preparer.detokenize(request.token_ids, skip, request.model, limits),
+        tenant=tenant,
+        of_live=True,
     )
     return pb.DetokenizeResponse(text=text)

@@ -189,3 +189,12 @@ def test_a_pair_that_is_none_is_refused(pair: Pair) -> None:
     assert f"--server-ca {pair.chain} has no certificate" in refusal("--server-ca", str(pair.chain))
     assert "--tls-cert x with its key cannot be read: " in refusal("--tls-cert", "x")
     assert "--server-ca x cannot be read: " in refusal("--server-ca", "x")
+
+
+def test_a_handshake_that_never_ends_is_cut_off(pair: Pair) -> None:
+    with (
+        running_gateway([NOBODY], *pair.write(), "--read-time", "0.5") as gateway,
+        gateway.connect() as silent,
+    ):
+        silent.settimeout(SECONDS)
+        assert silent.recv(1) == b""

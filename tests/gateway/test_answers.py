@@ -9,6 +9,7 @@ import pytest
 from openai.types import Completion as OpenAICompletion
 from openai.types.chat import ChatCompletion as OpenAIChat
 from openai.types.chat import ChatCompletionChunk
+from openai.types.responses import Response as OpenAIResponse
 from quire.v1 import generation_service_pb2 as pb
 
 from rpc.frontend.pacing import Work
@@ -17,7 +18,10 @@ from rpc.gateway.chat import ChatResponse
 from rpc.gateway.chat_schema import ChatRequest
 from rpc.gateway.completion_schema import CompletionRequest
 from rpc.gateway.completions import CompletionResponse
-from rpc.gateway.logprobs import LEAST, answer_as_json, likeliest
+from rpc.gateway.errors import ApiError
+from rpc.gateway.logprobs import LEAST, TURN, answer_as_json, likeliest
+from rpc.gateway.responses import ModelResponse, ResponseEvents
+from rpc.gateway.responses_schema import read_responses
 from rpc.gateway.sse import DONE, Events
 
 WORDS = {1: "one", 2: " two", 3: "\ufffd", 4: '"\\\n\u2028é', 5: "one"}
@@ -332,6 +336,68 @@ def test_an_answer_is_written_choice_by_choice() -> None:
     answer = {"id": "a", "choices": [{"index": 0, "text": "\u2603"}, {"index": 1, "text": ""}], "usage": {"n": 1}}
     assert json.loads(exhausted(answer_as_json(answer))) == answer
     assert json.loads(exhausted(answer_as_json({"id": "a", "choices": []}))) == {"id": "a", "choices": []}
+    long = {
+        "choices": [{"logprobs": {"content": [{"token": str(i)} for i in range(1000)]}}],
+        "prompt_logprobs": [None, {1: {}}],
+    }
+    work, turns = answer_as_json(long), 0
+    made = exhausted(work)
+    assert json.loads(made) == {**long, "prompt_logprobs": [None, {"1": {}}]}
+    for _ in answer_as_json(long):
+        turns += 1
+    assert turns > 1000 / TURN, "each part of a list is a turn"
+
+
+def test_logprobs_of_long_prompts_leave_turns_to_others() -> None:
+    entries = [pb.TokenLogprobs(), *[position((1, -0.5)) for _ in range(10 * TURN)]]
+    info = pb.PromptInfo(token_count=len(entries), token_ids=[1] * len(entries), logprobs=entries)
+    for made in (chat(prompt_logprobs=1), completion(echo=True, logprobs=1, n=2)):
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async def take(made: ApiResponse = made) -> list[Piece]:
+            counting = asyncio.create_task(count())
+            try:
+                return await made.pieces_of(0, pb.StreamGenerateResponse(prompt_info=info))
+            finally:
+                counting.cancel()
+
+        pieces = asyncio.run(take())
+        assert turns >= 10
+        assert all(len(piece.logprobs["tokens"]) == len(entries) for piece in pieces)
+
+
+def test_no_client_sees_two_lines_in_one_event() -> None:
+    made = chat(stream=True)
+    events = Events(made).encode([Piece(0, "a\u2028b\x85c\u2029\x0bd")])
+    texts = [line for line in events.decode().splitlines() if line]
+    assert all(line.startswith("data: ") for line in texts)
+    assert json.loads(texts[-1][6:])["choices"][0]["delta"]["content"] == "a\u2028b\x85c\u2029\x0bd"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(429, "rate_limit_exceeded"), (400, "invalid_prompt"), (503, "server_error")]
+)
+def test_why_a_response_failed_is_a_word_that_clients_know(status: int, code: str) -> None:
+    asked = read_responses({"input": "hi", "model": "m", "stream": True})
+    made = ModelResponse(asked, Words(), ())  # type: ignore[arg-type]
+    event = ResponseEvents(made).failed(ApiError(status, "why", "input", code="OURS"))
+    response = OpenAIResponse.model_validate(json.loads(event.decode().split("data: ")[1])["response"])
+    assert response.error is not None
+    assert (response.error.code, response.error.param, response.error.type) == (code, "input", "OURS")
+
+
+@pytest.mark.parametrize(("stop", "told"), [("deadline", "deadline"), (None, None)])
+def test_a_response_that_is_cut_short_has_a_reason_that_clients_know(stop: str | None, told: str | None) -> None:
+    made = ModelResponse(read_responses({"input": "hi", "model": "m"}), Words(), ())  # type: ignore[arg-type]
+    whole = made.whole([Piece(0, "a", finish="length", stop=stop)])
+    assert whole["incomplete_details"] == {"reason": "max_output_tokens", "stop_reason": told}
+    OpenAIResponse.model_validate(whole)
 
 
 def exhausted(work: Work[bytes]) -> bytes:

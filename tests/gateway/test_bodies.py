@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rpc.gateway.bodies import MOST_VALUES, VALUE_BYTES, Bodies, ClientGone, parsed
+from rpc.gateway.bodies import MOST_VALUES, VALUE_BYTES, Bodies, ClientGone, parsed, value_count
 from rpc.gateway.errors import ApiError
 from rpc.gateway.settings import GatewaySettings
 
@@ -104,3 +104,22 @@ async def test_values_are_counted_before_they_are_made(nest: bytes) -> None:
 
 def test_a_body_that_never_fits_is_not_the_others_fault() -> None:
     assert refused(receiving(b"[" + b"1," * 20 + b"1]")).status == 413
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (b'["' + b"a, b [c] " * 5000 + b'"]', 1),
+        (b'["' + b'\\", {' * 5000 + b'", 1]', 2),
+        (b'{"a,": "' + b"\\\\" * 5000 + b'", "b": [' + b"1," * 5000 + b"1]}", 5003),
+        (b'"' + b'\\",' * 5000, 0),  # without an end
+        (b'"' + b",," * 5000 + b"\\", 0),
+    ],
+)
+def test_commas_of_texts_are_no_values(text: bytes, values: int) -> None:
+    assert value_count(text) == values
+
+
+def test_many_empty_texts_are_counted_in_bounded_memory() -> None:
+    with pytest.raises(ApiError, match="commas and brackets"):
+        value_count(b'"",' * (3 * MOST_VALUES))

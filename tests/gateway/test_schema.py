@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from openai.types.responses import FunctionTool, ResponseFunctionToolCall, ResponseOutputMessage, ResponseReasoningItem
 from pydantic import ValidationError
 
 from rpc.gateway.chat_schema import ChatRequest
@@ -97,7 +98,7 @@ def test_of_completions(asked: dict[str, Any], param: str, says: str) -> None:
 UNSUPPORTED = {
     "functions": [{}], "function_call": {"name": "f"},
     "audio": {}, "modalities": ["text", "audio"], "store": True,
-    "web_search_options": {}, "echo": True, "add_special_tokens": True,
+    "web_search_options": {}, "moderation": {"model": "m"}, "echo": True, "add_special_tokens": True,
     "documents": [{"text": "a"}], "chat_template": "{{ x }}", "media_io_kwargs": {"a": {}},
     "mm_processor_kwargs": {"a": 1},
 }  # fmt: skip
@@ -109,7 +110,8 @@ UNSUPPORTED_IN_BOTH = {
 }  # fmt: skip
 HINTS = {
     "user": "me", "safety_identifier": "a", "metadata": {"a": "b"}, "service_tier": "flex", "prompt_cache_key": "a",
-    "prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "a"}, "verbosity": "low",
+    "prompt_cache_retention": "24h", "prompt_cache_options": {},
+    "prediction": {"type": "content", "content": "a"}, "verbosity": "low",
     "session_id": "a", "spaces_between_special_tokens": False, "return_token_offsets": True, "mm_payload": "none",
     "return_mm_kwargs": False,
 }  # fmt: skip
@@ -320,3 +322,53 @@ def test_a_huge_value_costs_one_error() -> None:
     assert error.param == "stop_token_ids[0]"
     error = refusal(ChatRequest, {"messages": [{f"k{i}": 1 for i in range(10**5)}]})
     assert len(error.message) < 200
+
+
+def test_a_refusal_of_an_earlier_answer_is_its_text() -> None:
+    """Answers of other services that a client keeps in its conversation."""
+    ways: list[dict[str, Any]] = [
+        {"content": "No."},
+        {"content": None, "refusal": "No."},
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+    ]
+    turns = [chat_spec(ChatRequest.model_validate({"messages": [{"role": "assistant"} | way]})) for way in ways]
+    assert turns[0].chat.messages[0].parts[0].text == "No."
+    assert turns[1:] == [turns[0]] * 2
+    part = {"type": "refusal", "text": "No."}
+    assert refusal(ChatRequest, {"messages": [{"role": "assistant", "content": [part]}]}).status == 400
+
+
+def test_items_of_a_response_come_back_as_openais_models_dump_them() -> None:
+    output: list[dict[str, Any]] = [
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "hi", "annotations": [], "logprobs": []}]},
+        {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed"},
+    ]  # fmt: skip
+    models = [ResponseReasoningItem, ResponseOutputMessage, ResponseFunctionToolCall]
+    made = [model.model_validate(item) for model, item in zip(models, output, strict=True)]
+    result = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    tool = FunctionTool(type="function", name="f", parameters={"type": "object"}, strict=True)
+    expected = chat_spec(read_responses({"input": [*output, result], "tools": [tool.model_dump(exclude_unset=True)]}))
+    for by_alias in (False, True):
+        dumped = [one.model_dump(by_alias=by_alias) for one in made]
+        more = {"caller": {"type": "direct"}, "namespace": None, "name": "f"}
+        asked = {"input": [*dumped, result | more], "tools": [tool.model_dump(by_alias=by_alias)]}
+        assert chat_spec(read_responses(asked)) == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"stream_options": {"include_obfuscation": True}, "stream": True}, "stream_options.include_obfuscation"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"tools": [{"type": "function", "name": "f", "async": True}]}, "tools[0].async"),
+        ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"model": "m" * 1025}, "model"),
+    ],
+)
+def test_what_a_response_cannot_have_is_named(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        read_responses({"input": "hi"} | more)
+    assert of_validation(refused.value).param == param

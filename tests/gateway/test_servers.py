@@ -1,5 +1,6 @@
 """Choice among several servers, the time that each gets, and the cache of their answers."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -146,3 +147,44 @@ async def test_a_model_that_changes_is_known_a_minute_later(monkeypatch: pytest.
     now[0] += 1
     assert (await served.model("m", ()))[1] != first
     assert servers.asked["ListModels"] == 2
+
+
+class Failing:
+    """Fails the first `times` calls with a code. live: calls that have not ended."""
+
+    def __init__(self, code: grpc.StatusCode, times: int) -> None:
+        self.code, self.times, self.live, self.most = code, times, 0, 0
+
+    async def ask(self, stub: type, method: str, request: Any, metadata: object) -> Any:
+        self.live += 1
+        self.most = max(self.most, self.live)
+        try:
+            await asyncio.sleep(0)
+            if self.times:
+                self.times -= 1
+                raise aio.AioRpcError(self.code, aio.Metadata(), aio.Metadata())
+            if self.code is grpc.StatusCode.INTERNAL:
+                await asyncio.Event().wait()
+            return SimpleNamespace(text="a" * len(request.token_ids))
+        finally:
+            self.live -= 1
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE])
+async def test_a_busy_tokenizer_costs_no_answer(code: grpc.StatusCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_module, "PAUSES", (0.0, 0.0))
+    servers = Failing(code, 2 * served_module.AT_ONCE)
+    texts = await ServedModels(servers).texts(range(20), "m", "fp_1", ())  # type: ignore[arg-type]
+    assert texts == dict.fromkeys(range(20), "a")
+    assert servers.most == served_module.AT_ONCE, "others have their turns"
+    with pytest.raises(grpc.RpcError):
+        await ServedModels(Failing(code, 10**6)).texts([1], "m", "fp_1", ())  # type: ignore[arg-type]
+
+
+async def test_after_a_failure_no_call_goes_on() -> None:
+    servers = Failing(grpc.StatusCode.INTERNAL, 1)
+    with pytest.raises(grpc.RpcError):
+        await ServedModels(servers).texts(range(5), "m", "fp_1", ())  # type: ignore[arg-type]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert servers.live == 0

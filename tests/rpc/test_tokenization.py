@@ -100,6 +100,7 @@ async def test_work_is_done_beside_the_loop_bounded_and_not_while_draining(token
     with pytest.raises(RequestFailed) as refused:
         await frontend.in_worker(lambda _: None)
     assert refused.value.reason == "DRAINING"
+    assert await frontend.in_worker(lambda _: 1, of_live=True) == 1, "answers that are being given need texts"
     frontend.draining = False
     frontend.detach()
     assert await frontend.in_worker(lambda limits: limits) == engine.info.limits, "it takes no engine"
@@ -117,7 +118,7 @@ class AnnsDoor:
 async def test_a_question_counts_as_its_caller_s(preparer: Preparer, method: str) -> None:
     tenants = list[str]()
 
-    async def in_worker(task: Callable[[Limits], Any], tenant: str) -> Any:
+    async def in_worker(task: Callable[[Limits], Any], tenant: str, **_: bool) -> Any:
         tenants.append(tenant)
         return task(LIMITS)
 
