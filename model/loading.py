@@ -30,7 +30,7 @@ from model.host_copies import CudaCopies
 from model.host_memory import PageLocking
 from model.identity import checkpoint_identity
 from model.images import ImageStore
-from model.memory import MemoryFound, free_host_bytes, pool_pages, return_freed_memory
+from model.memory import MemoryFound, check_given, free_host_bytes, pool_pages, return_freed_memory
 from model.page_store import PageStore, Store
 from model.parallel.collective import ONE_RANK, Ranks
 from model.parallel.follow import ShardParts
@@ -296,19 +296,14 @@ def _agree(
     # Ranks of one machine share its memory. Where they do not, this is too careful; --kv-cache-memory says how much.
     sharing = engines.host * ranks.shard.size if device == "cpu" else engines.gpu
     found = MemoryFound.of(device)
-    # A GPU's other engines may have theirs already, or come later: what is free says nothing of their parts.
-    free = found.free // sharing if device == "cpu" else found.free
     if settings.kv_cache_memory is None:
         memory = found.for_pool(settings.gpu_memory_utilization, working, sharing)
-    elif (memory := settings.kv_cache_memory) > free:
-        raise ValueError(f"--kv-cache-memory is {memory} bytes, only {free} are free")
+    else:
+        memory = settings.kv_cache_memory
+        check_given(memory, found.free, sharing if device == "cpu" else 1)
     pages, slots = pool_pages(layout, memory, most_tokens), 0
     if settings.host_cache_memory is not None:
-        left = (
-            free - pages * layout.page_bytes
-            if device == "cpu"
-            else free_host_bytes() // (ranks.shard.size * engines.host)
-        )
+        left = found.free - pages * layout.page_bytes if device == "cpu" else free_host_bytes()
         slots = _host_slots(settings.host_cache_memory, left, layout)
     said = ranks.exchange(words_of(numerics, pages, slots))
     for rank, other in enumerate(said):

@@ -3,9 +3,9 @@
 import ctypes
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from cache_manager.layout import KVLayout
+from model.cgroup import memory_left, memory_limit
 
 HOST_FRACTION = 0.5
 CONTEXT_BYTES = 2**29
@@ -19,14 +19,16 @@ def free_host_bytes() -> int:
     """
     import psutil  # here: a GPU's engine does not ask
 
-    free = int(psutil.virtual_memory().available)
-    try:
-        most = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if most != "max":
-            free = min(free, int(most) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    except OSError:
-        pass  # no cgroup v2
-    return free
+    free, left = int(psutil.virtual_memory().available), memory_left()
+    return free if left is None else min(free, left)
+
+
+def host_bytes() -> int:
+    """Returns the bytes of the machine's memory, or of the process's cgroup if that has less."""
+    import psutil
+
+    total, most = int(psutil.virtual_memory().total), memory_limit()
+    return total if most is None else min(total, most)
 
 
 def gpu_bytes() -> int:
@@ -86,6 +88,28 @@ class MemoryFound:
                 "Raise it, or lower --max-batched-tokens or --max-sequences"
             )
         return left
+
+
+def check_given(memory: int, free: int, sharing: int) -> None:
+    """Checks the size of a pool that the operator has set.
+
+    Other engines may have theirs already, or come later, as in place of one that died: what is free now says nothing of
+    their parts, so all together are compared with all of the memory.
+
+    Args:
+        memory: Bytes of the pool.
+        free: Free bytes of its device.
+        sharing: Engines that share the host's memory; 1 on a GPU.
+
+    Raises:
+        ValueError: It does not fit.
+    """
+    if memory > free:
+        raise ValueError(f"--kv-cache-memory is {memory} bytes, only {free} are free")
+    if sharing > 1 and memory * sharing > (total := host_bytes()):
+        raise ValueError(
+            f"--kv-cache-memory is {memory} bytes for each of {sharing} engines, and this machine has {total}"
+        )
 
 
 def return_freed_memory() -> None:

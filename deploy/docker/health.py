@@ -1,7 +1,7 @@
 """Checks whether this container's server serves: exit code 0 where grpc.health.v1 says SERVING.
 
-The port may be an argument. With QUIRE_TLS_CERT it asks by TLS and trusts the server's own certificate, without a look
-at its signer.
+Arguments are the port, and the name of a service: `liveness` is SERVING as long as the process answers. With
+QUIRE_TLS_CERT it asks by TLS and trusts the server's own certificate, without a look at its signer.
 """
 
 import os
@@ -19,9 +19,10 @@ SECONDS = 4.0
 
 def main() -> int:
     port = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("QUIRE_PORT", "50051")
+    asked = health_pb2.HealthCheckRequest(service=sys.argv[2] if len(sys.argv) > 2 else "")
     try:
         with open_channel(int(port), os.environ.get("QUIRE_TLS_CERT")) as channel:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
+            answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=SECONDS)
     except grpc.RpcError as error:
         print(error.code().name, error.details())  # noqa: T201 - `docker inspect` shows it
         return 1

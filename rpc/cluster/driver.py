@@ -29,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from model.cgroup import processors
 from rpc.cluster.actor import EngineActor, FollowerActor, last_line
 from rpc.cluster.config import ClusterConfig
 from rpc.cluster.placement import ClusterGoneError, Needs, PlacementError, engines_per_node, needs_gpu, nodes_of, place
@@ -232,8 +233,8 @@ class Driver:
 
 
 def usable_cores() -> int:
-    """Returns the count of physical cores that this process may use, which is torch's default count of threads."""
-    cores = psutil.cpu_count(logical=False) or 1
+    """Returns the count of physical cores that this process may use: torch's default, or a container's quota."""
+    cores = min(psutil.cpu_count(logical=False) or 1, processors() or sys.maxsize)
     return min(cores, len(os.sched_getaffinity(0))) if sys.platform == "linux" else cores
 
 

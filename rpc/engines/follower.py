@@ -3,11 +3,13 @@
 It runs in a process of this machine or in an actor on another one, with the arguments of `Followers.start`.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
+from model.cgroup import processors
 from model.identity import checkpoint_identity
 from model.loading import choose_device, load_computer
 from model.parallel.follow import follow
@@ -62,12 +64,19 @@ def run_follower(
 
 
 def set_threads(config: EngineConfig) -> None:
-    """Sets torch's thread count in this rank: `config.threads`, or an even share of torch's own default."""
+    """Sets torch's thread count in this rank: `config.threads`, or an even share of torch's own default.
+
+    Torch does not look at a container's quota. More threads than it allows wait for each other in each operation.
+    """
     sharing = config.model.tensor_parallel * config.engines_here
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    elif sharing > 1:
-        torch.set_num_threads(max(1, torch.get_num_threads() // sharing))
+        return
+    default = torch.get_num_threads()
+    quota = None if "OMP_NUM_THREADS" in os.environ else processors()
+    count = max(1, min(default, quota or default) // sharing)
+    if count != default:
+        torch.set_num_threads(count)
 
 
 def group_identity(directory: Path) -> Mapping[str, str]:

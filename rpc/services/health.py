@@ -11,24 +11,26 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 PERIOD = 0.1  # seconds between two checks for a watcher
+LIVENESS = "liveness"
+"""Name that is SERVING as long as the process answers: one whose engines load, or which drains, must not be killed."""
 
 
 class HealthService(health_pb2_grpc.HealthServicer):
     """Serves Check and Watch.
 
     Args:
-        services: Names of the services that are known, beside "" for the server as a whole.
+        services: Names of the services that are known, beside "" for the server as a whole and `LIVENESS`.
         healthy: Returns whether the server serves; called at each check.
     """
 
     def __init__(self, services: tuple[str, ...], healthy: Callable[[], bool]) -> None:
-        self._services, self._healthy = {"", *services}, healthy
+        self._services, self._healthy = {"", LIVENESS, *services}, healthy
         self._closing = asyncio.Event()
 
     def status(self, service: str) -> "health_pb2.HealthCheckResponse.ServingStatus":
         if service not in self._services:
             return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        if self._healthy():
+        if service == LIVENESS or self._healthy():
             return health_pb2.HealthCheckResponse.SERVING
         return health_pb2.HealthCheckResponse.NOT_SERVING
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from rpc.cli.main import app
-from rpc.frontend.settings import FrontendSettings
+from rpc.services.health import LIVENESS
 from rpc.settings import ServerSettings
 from tests.deploy.files import DEPLOY, ROOT, cluster, commands, compose, flags, groups, launcher, pods
 from tests.deploy.test_docker import values
@@ -126,7 +126,9 @@ def test_ray_has_the_same_ports_everywhere_and_the_docs_say_so() -> None:
 
 @pytest.mark.parametrize("group", ["head", "frontend", "engine"])
 def test_a_pod_is_given_longer_than_the_drain(group: str) -> None:
-    assert pods()[group]["terminationGracePeriodSeconds"] >= float(frontend()["--drain-time"]) + STOPPING
+    (container,) = pods()[group]["containers"]
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1]) if "lifecycle" in container else 0
+    assert pods()[group]["terminationGracePeriodSeconds"] >= pause + float(frontend()["--drain-time"]) + STOPPING
 
 
 def test_probes_wait_for_what_a_server_may_wait_for() -> None:
@@ -136,7 +138,8 @@ def test_probes_wait_for_what_a_server_may_wait_for() -> None:
         return container[name]["periodSeconds"] * container[name]["failureThreshold"]
 
     assert window("startupProbe") >= float(frontend()["--engine-start-timeout"]) + 120
-    assert window("livenessProbe") > FrontendSettings().failover + ServerSettings().engine.silence
+    assert container["livenessProbe"]["grpc"]["service"] == LIVENESS, "one that waits for engines is not killed"
+    assert window("livenessProbe") > ServerSettings().engine.silence
     assert window("readinessProbe") <= 10
 
 

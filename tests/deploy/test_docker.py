@@ -15,6 +15,7 @@ import trustme
 from dockerfile_parse import DockerfileParser
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from rpc.services.health import LIVENESS
 from rpc.settings import ServerSettings
 from tests.deploy.files import DEPLOY, ROOT, compose, read, seconds
 
@@ -187,15 +188,17 @@ def served() -> Iterator[tuple[health.HealthServicer, int]]:
 def test_health_is_what_the_server_says(served: tuple[health.HealthServicer, int]) -> None:
     service, port = served
 
-    def ask() -> tuple[int, str]:
-        script = DEPLOY / "docker/health.py"
-        done = subprocess.run([sys.executable, script], capture_output=True, text=True, env={"QUIRE_PORT": str(port)})
+    def ask(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, DEPLOY / "docker/health.py", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env={"QUIRE_PORT": str(port)})
         return done.returncode, done.stdout.split()[0]
 
     service.set("", SERVING)
     assert ask() == (0, "SERVING")
     service.set("", NOT_SERVING)
     assert ask() == (1, "NOT_SERVING")
+    service.set(LIVENESS, SERVING)
+    assert ask(str(port), LIVENESS) == (0, "SERVING")
 
 
 @pytest.mark.parametrize("variables", [{}, {"QUIRE_TLS_CERT": "CERT"}], ids=["plain", "TLS"])

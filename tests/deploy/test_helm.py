@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from rpc.services.health import LIVENESS
 from tests.deploy.files import DEPLOY, ROOT, flags, kubernetes, read
 from tests.deploy.test_agreement import STOPPING, parameters
 from tests.deploy.test_kubernetes import VERSIONS
@@ -29,6 +30,10 @@ CASES: dict[str, dict[str, Any]] = {
         "models": {"claim": "checkpoints"},
         "server": {
             "args": ["--kv-cache-memory=16GiB", "--max-sequences=64"],
+            "env": [
+                {"name": "OMP_NUM_THREADS", "value": "8"},
+                {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+            ],
             "drainTime": 300,
             "startTimeout": 1200,
             "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}, "requests": {"memory": "64Gi"}},
@@ -133,7 +138,10 @@ def test_commands_flags_and_variables_exist(case: str) -> None:
         known = parameters(container["args"][:1])
         assert set(flags(container["args"])) <= known
         for variable in container.get("env", ()):
-            assert "--" + variable["name"].removeprefix("QUIRE_").lower().replace("_", "-") in known
+            if variable["name"].startswith("QUIRE_"):
+                assert "--" + variable["name"].removeprefix("QUIRE_").lower().replace("_", "-") in known
+    asked = CASES[case].get("server", {}).get("env", [])
+    assert all(variable in pod(case)["containers"][0]["env"] for variable in asked)
     given = CASES[case].get("server", {}).get("args", [])
     assert pod(case)["containers"][0]["args"][-len(given) :] == given or not given
 
@@ -146,6 +154,8 @@ def test_a_pod_is_given_longer_than_its_drain_and_its_start(case: str) -> None:
         pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
         assert pod(case)["terminationGracePeriodSeconds"] >= pause + drain + STOPPING
     server = pod(case)["containers"][0]
+    probed = server["livenessProbe"]
+    assert LIVENESS in (probed["exec"]["command"] if "exec" in probed else probed["grpc"].values())
     window = server["startupProbe"]["periodSeconds"] * server["startupProbe"]["failureThreshold"]
     assert window >= float(flags(server["args"])["--engine-start-timeout"]) + 120
 
@@ -159,7 +169,7 @@ def test_volumes_are_there_and_hold_what_is_named(case: str) -> None:
     assert {mount["name"] for container in containers for mount in container["volumeMounts"]} == volumes
     for container in made["containers"]:
         places = tuple(mount["mountPath"] for mount in container["volumeMounts"])
-        values = [*flags(container["args"]).values(), *(given["value"] for given in container.get("env", ()))]
+        values = [*flags(container["args"]).values(), *(given.get("value", "") for given in container.get("env", ()))]
         assert all(value.startswith(places) for value in values if value.startswith("/"))
     for container in containers:
         security = container["securityContext"]

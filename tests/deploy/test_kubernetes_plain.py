@@ -10,8 +10,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from rpc.frontend.settings import FrontendSettings
 from rpc.gateway.settings import GatewaySettings
+from rpc.services.health import LIVENESS
 from rpc.settings import ServerSettings
 from tests.deploy.files import DEPLOY, flags, kubernetes
 from tests.deploy.test_agreement import STOPPING, parameters
@@ -122,10 +122,12 @@ def test_probes_wait_for_what_a_server_may_wait_for() -> None:
         return server[name]["periodSeconds"] * server[name]["failureThreshold"]
 
     assert window("startupProbe") >= float(given("server")["--engine-start-timeout"]) + START
-    assert window("livenessProbe") > FrontendSettings().failover + ServerSettings().engine.silence
+    assert server["livenessProbe"]["grpc"]["service"] == LIVENESS, "one that waits for an engine is not killed"
+    assert window("livenessProbe") > ServerSettings().engine.silence
     assert window("readinessProbe") <= 10
     gateway = containers()["gateway"]
     assert gateway["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+    assert "tcpSocket" in gateway["startupProbe"]
     assert "tcpSocket" in gateway["livenessProbe"], "a server that starts is no reason to start its gateway anew"
 
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_manager.layout import KVLayout
+from model import memory
 from model.loading import load_computer
-from model.memory import MemoryFound, free_host_bytes, pool_pages, return_freed_memory
+from model.memory import MemoryFound, check_given, free_host_bytes, pool_pages, return_freed_memory
 from model.parallel.collective import ONE_RANK
 from model.settings import ALONE, ModelSettings
 
@@ -136,3 +137,14 @@ def test_loading_returns_freed_memory(tiny: Path) -> None:
 def test_nothing_happens_with_another_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("model.memory.ctypes.CDLL", lambda _: object())
     return_freed_memory()
+
+
+def test_a_pool_that_is_given_is_not_compared_with_a_part_of_what_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines of 10 GiB on 32: the one that replaces the first finds 21 free, the other's pool is taken already."""
+    monkeypatch.setattr(memory, "host_bytes", lambda: 32 * GIB)
+    check_given(10 * GIB, 21 * GIB, 2)
+    with pytest.raises(ValueError, match="only 9663676416 are free"):
+        check_given(10 * GIB, 9 * GIB, 2)
+    with pytest.raises(ValueError, match="for each of 4 engines, and this machine has 34359738368"):
+        check_given(10 * GIB, 30 * GIB, 4)
+    check_given(60 * GIB, 70 * GIB, 1)

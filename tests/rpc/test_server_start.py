@@ -27,6 +27,7 @@ from rpc.frontend.prepare import Preparer
 from rpc.frontend.settings import FrontendSettings
 from rpc.observe.metrics import Metrics
 from rpc.server import Server
+from rpc.services.health import LIVENESS
 from rpc.settings import ListenSettings
 from rpc.web.process import DashboardServer
 from scheduler.limits import ModelDefaults
@@ -105,6 +106,7 @@ async def test_until_it_is_ready_it_answers_that_it_starts(
             watch = health.Watch(health_pb2.HealthCheckRequest())
             assert (await watch.read()).status == NOT_SERVING
             assert (await health.Check(health_pb2.HealthCheckRequest())).status == NOT_SERVING
+            assert (await health.Check(health_pb2.HealthCheckRequest(service=LIVENESS))).status == SERVING
             spec = stream_request("cat", 1).spec
             for call in (
                 pb_grpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest(spec=spec)),

@@ -201,6 +201,26 @@ def test_ranks_and_engines_share_the_cores(asked: int | None, ranks: int, engine
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(
+    ("quota", "variables", "engines", "each"),
+    [(2, {}, 1, 2), (3, {}, 2, 1), (64, {}, 1, 4), (None, {}, 1, 4), (1, {"OMP_NUM_THREADS": "4"}, 1, 4)],
+)
+def test_threads_are_no_more_than_a_containers_quota(
+    quota: int | None, variables: dict[str, str], engines: int, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(follower, "processors", lambda: quota)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        set_threads(replace(CONFIG, threads=None, engines_here=engines))
+        assert torch.get_num_threads() == each
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "choose_device", lambda device: "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

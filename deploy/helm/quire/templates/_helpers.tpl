@@ -20,3 +20,11 @@ exec: {command: [python, /opt/health.py]}
 grpc: {port: 50051}
 {{- end }}
 {{- end }}
+
+{{- define "quire.liveness" -}}
+{{- if .Values.tls.secret -}}
+exec: {command: [python, /opt/health.py, "50051", liveness]}
+{{- else -}}
+grpc: {port: 50051, service: liveness}
+{{- end }}
+{{- end }}
