@@ -1,4 +1,4 @@
-"""What a container may take of its machine: the memory and the processors of this process's cgroup, version 2."""
+"""Limits of a container: the memory and the processors of its cgroup, version 2."""
 
 import math
 from pathlib import Path
@@ -29,7 +29,7 @@ def memory_left(root: Path = ROOT) -> int | None:
 
 
 def processors(root: Path = ROOT) -> int | None:
-    """Returns how many processors the cgroup's quota of time is worth, at least 1; None without a quota."""
+    """Returns the count of processors that the cgroup's quota of time is worth, at least 1; None without a quota."""
     found = (_read(root / "cpu.max") or NO_LIMIT).split()
     if len(found) != 2 or found[0] == NO_LIMIT:
         return None

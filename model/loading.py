@@ -30,7 +30,7 @@ from model.host_copies import CudaCopies
 from model.host_memory import PageLocking
 from model.identity import checkpoint_identity
 from model.images import ImageStore
-from model.memory import MemoryFound, check_given, free_host_bytes, pool_pages, return_freed_memory
+from model.memory import MemoryFound, check_size, free_host_bytes, pool_pages, return_freed_memory
 from model.page_store import PageStore, Store
 from model.parallel.collective import ONE_RANK, Ranks
 from model.parallel.follow import ShardParts
@@ -300,11 +300,12 @@ def _agree(
         memory = found.for_pool(settings.gpu_memory_utilization, working, sharing)
     else:
         memory = settings.kv_cache_memory
-        check_given(memory, found.free, sharing if device == "cpu" else 1)
+        on_host = (ranks.shard.size, engines.host) if device == "cpu" else (1, 1)
+        check_size("--kv-cache-memory", memory, found.free, *on_host)
     pages, slots = pool_pages(layout, memory, most_tokens), 0
     if settings.host_cache_memory is not None:
-        left = found.free - pages * layout.page_bytes if device == "cpu" else free_host_bytes()
-        slots = _host_slots(settings.host_cache_memory, left, layout)
+        free = found.free - ranks.shard.size * pages * layout.page_bytes if device == "cpu" else free_host_bytes()
+        slots = _host_slots(settings.host_cache_memory, free, layout, ranks.shard.size, engines.host)
     said = ranks.exchange(words_of(numerics, pages, slots))
     for rank, other in enumerate(said):
         if other["numerics"] != said[0]["numerics"]:
@@ -352,10 +353,9 @@ def _load_weights(
     return replace(decoder, vision=None) if ranks.shard.rank else decoder  # rank 0 encodes images for all
 
 
-def _host_slots(memory: int, free: int, layout: KVLayout) -> int:
-    """Returns the pages that fit in `memory` bytes of the host. Raises ValueError where fewer bytes are free."""
-    if memory > free:
-        raise ValueError(f"--host-cache-memory is {memory} bytes, only {free} are free beside the KV pool")
+def _host_slots(memory: int, free: int, layout: KVLayout, ranks: int, engines: int) -> int:
+    """Returns the pages that fit in `memory` bytes of the host. Raises ValueError as `check_size` does."""
+    check_size("--host-cache-memory", memory, free, ranks, engines)
     if memory < layout.page_bytes * layout.tables:
         raise ValueError(
             f"--host-cache-memory is {memory} bytes, one page of {layout.page_size} tokens takes {layout.page_bytes}, "

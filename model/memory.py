@@ -90,26 +90,27 @@ class MemoryFound:
         return left
 
 
-def check_given(memory: int, free: int, sharing: int) -> None:
-    """Checks the size of a pool that the operator has set.
+def check_size(flag: str, memory: int, free: int, ranks: int, engines: int) -> None:
+    """Checks a size that an operator has set against the host's memory.
 
-    Other engines may have theirs already, or come later, as in place of one that died: what is free now says nothing of
-    their parts, so all together are compared with all of the memory.
+    Ranks of an engine take theirs together. Other engines may have theirs already, or come later, as one that replaces
+    another does: what is free now says nothing of their parts, so all together are compared with all of the memory.
 
     Args:
-        memory: Bytes of the pool.
-        free: Free bytes of its device.
-        sharing: Engines that share the host's memory; 1 on a GPU.
+        flag: Flag that sets the size.
+        memory: Bytes for a rank.
+        free: Free bytes of the host.
+        ranks: Ranks of an engine.
+        engines: Engines on the host.
 
     Raises:
         ValueError: It does not fit.
     """
-    if memory > free:
-        raise ValueError(f"--kv-cache-memory is {memory} bytes, only {free} are free")
-    if sharing > 1 and memory * sharing > (total := host_bytes()):
-        raise ValueError(
-            f"--kv-cache-memory is {memory} bytes for each of {sharing} engines, and this machine has {total}"
-        )
+    if memory > free // ranks:
+        raise ValueError(f"{flag} is {memory} bytes, only {free // ranks} are free")
+    if engines > 1 and memory * ranks * engines > (total := host_bytes()):
+        each = f"each of {ranks} ranks of {engines} engines" if ranks > 1 else f"each of {engines} engines"
+        raise ValueError(f"{flag} is {memory} bytes for {each}, and this machine has {total}")
 
 
 def return_freed_memory() -> None:

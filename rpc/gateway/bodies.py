@@ -1,7 +1,6 @@
 """Reads request bodies within limits of size, time and memory, and of the memory that their JSON can become."""
 
 import asyncio
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,9 +14,6 @@ from rpc.gateway.settings import GatewaySettings
 MOST_VALUES = 2**18  # commas and brackets: 0.2 s of the loop and 48 MB for the worst, objects in objects
 VALUE_BYTES = 256  # accounted for each of them; objects in objects take 183
 FEW_VALUES = 2**10  # up to here an upper bound will do
-
-STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-"""A JSON string. One without an end goes to the end of the body, so that no part of it is looked at twice."""
 
 
 class ClientGone(Exception):
@@ -109,11 +105,21 @@ class Body:
 def value_count(data: bytes | bytearray) -> int:
     """Returns an upper bound of the number of JSON values, without parsing. Raises ApiError above `MOST_VALUES`."""
     count = _signs(data)
-    if count > FEW_VALUES:  # most may be of texts: 20 ns a byte at worst to leave these out
-        count = _signs(STRING.sub(b"", data, 2 * MOST_VALUES))
+    if count > FEW_VALUES:  # most may be of texts
+        count = _signs(_outside_strings(data))
     if count > MOST_VALUES:
         raise ApiError(400, f"the body has {count} commas and brackets outside its strings: at most {MOST_VALUES}")
     return count
+
+
+def _outside_strings(data: bytes | bytearray) -> bytes:
+    """Returns what stands outside of the strings, in JSON as far as it is right. 4 ns a byte.
+
+    Behind the first 2 * MOST_VALUES quotes all counts as outside, so that the parts of a body of quotes take little.
+    """
+    # A run of backslashes begins in a string, so its pairs are characters, and a quote behind the rest is one.
+    parts = data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * MOST_VALUES)
+    return b"".join(parts[::2])
 
 
 def _signs(data: bytes | bytearray) -> int:

@@ -71,8 +71,8 @@ def _bounded(value: Any) -> Any:
 class Message(Strict):
     """One message of a conversation.
 
-    Fields of responses that clients send back are accepted if they are empty. Only an assistant's message may have no
-    content.
+    Of a response that clients send back, `audio`, `annotations` and `function_call` are accepted if empty. Only
+    an assistant's message may have no content, or a refusal.
     """
 
     role: str
@@ -100,6 +100,13 @@ class Message(Strict):
         if value is None and info.data.get("role") != "assistant":
             raise PydanticCustomError("content", "must be text or a list of parts, unless the role is assistant")
         return value
+
+    @model_validator(mode="after")
+    def _refuses(self) -> "Message":
+        refuses = self.refusal is not None or any(part.refusal is not None for part in self.content or ())
+        if refuses and self.role != "assistant":
+            raise PydanticCustomError("refusal", "has a refusal, which only a message of the role assistant may have")
+        return self
 
     @property
     def parts(self) -> list[ContentPart]:

@@ -29,10 +29,10 @@ MOST_PARTS = 2**12
 LOGPROBS = "message.output_text.logprobs"
 
 Async = Annotated[Any, only(False), Field(default=None, validation_alias=AliasChoices("async", "async_"))]
-"""Whether a call goes on beside the model's turn. openai's models name it `async_` where they are dumped."""
+"""Of a call that goes on beside the model's turn. openai's models name it `async_` where they are dumped."""
 
 DirectCaller = Annotated[Any, only({"type": "direct"})]
-"""Who calls a function: the model itself, not a program of its."""
+"""The caller of a function: the model itself, not a program of its."""
 
 NAMES = {
     "chat.messages": "input", "chat": "input", "stopping.max_tokens": "max_output_tokens",
@@ -282,8 +282,9 @@ class ReasoningOptions(Strict):
 
 
 class StreamOptions(Strict):
-    """Options of a stream."""
+    """Options of a stream. include_usage: a chat's, and always so here."""
 
+    include_usage: Any = None
     include_obfuscation: Annotated[Any, only(False)] = None
 
 

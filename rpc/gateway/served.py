@@ -19,7 +19,7 @@ MOST_TEXTS = 2**19  # tokens of all models; the largest vocabularies have 2**18
 BROKEN = "\ufffd"
 AT_ONCE = 8  # texts that one answer asks for at once: other calls wait less
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # seconds before another try to get a text
-BUSY = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+BUSY = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class UnaryCaller(Protocol):
@@ -96,27 +96,30 @@ class ServedModels:
 
     async def _text(self, token: int, name: str | None, metadata: Metadata) -> str:
         """Returns the second half of the token's text twice: tokenizers can drop the space at the start of a text."""
-        twice = await self._patiently([token, token], name, metadata)
+        twice = await self.detokenize([token, token], name, metadata)
         once = twice[len(twice) // 2 :]
         if BROKEN not in twice and twice in (once + once, once[1:] + once):
             return once
-        return await self._patiently([token], name, metadata)
-
-    async def _patiently(self, ids: list[int], name: str | None, metadata: Metadata) -> str:
-        """Returns the text of token ids of an answer. A busy server, or a lost one, must not cost the answer."""
-        for pause in PAUSES:
-            try:
-                return await self.detokenize(ids, name, metadata)
-            except grpc.RpcError as error:
-                if error.code() not in BUSY:
-                    raise
-            await asyncio.sleep(pause)
-        return await self.detokenize(ids, name, metadata)
+        return await self.detokenize([token], name, metadata)
 
     async def detokenize(
         self, ids: list[int], name: str | None, metadata: Metadata, skip_special_tokens: bool = False
     ) -> str:
-        """Returns the text of token ids. Raises grpc.RpcError."""
+        """Returns the text of token ids of an answer, which a busy server, or a lost one, must not cost.
+
+        Raises:
+            grpc.RpcError: No server gives it, some seconds long.
+        """
+        for pause in PAUSES:
+            try:
+                return await self._detokenize(ids, name, metadata, skip_special_tokens)
+            except grpc.RpcError as error:
+                if error.code() not in BUSY:
+                    raise
+            await asyncio.sleep(pause)
+        return await self._detokenize(ids, name, metadata, skip_special_tokens)
+
+    async def _detokenize(self, ids: list[int], name: str | None, metadata: Metadata, skip_special_tokens: bool) -> str:
         request = pb.DetokenizeRequest(model=name or "", token_ids=ids, skip_special_tokens=skip_special_tokens)
         answer = await self._caller.ask(pb_grpc.TokenizationServiceStub, "Detokenize", request, metadata)
         return str(answer.text)

@@ -20,7 +20,7 @@ CHAT = "chat.completion.chunk"
 
 
 LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
-"""Characters at which clients may end a line that are none of a line of events, and how JSON writes them."""
+"""Characters, and JSON's escapes of them. They end no line of events, but some clients read them as line ends."""
 
 
 def quoted(text: str) -> bytes:

@@ -1,12 +1,15 @@
 """Bodies that are read from a client, and the JSON that they may be."""
 
 import asyncio
+import json
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies
 
-from rpc.gateway.bodies import MOST_VALUES, VALUE_BYTES, Bodies, ClientGone, parsed, value_count
+from rpc.gateway.bodies import FEW_VALUES, MOST_VALUES, VALUE_BYTES, Bodies, ClientGone, parsed, value_count
 from rpc.gateway.errors import ApiError
 from rpc.gateway.settings import GatewaySettings
 
@@ -121,5 +124,22 @@ def test_commas_of_texts_are_no_values(text: bytes, values: int) -> None:
 
 
 def test_many_empty_texts_are_counted_in_bounded_memory() -> None:
+    body = b"," * MOST_VALUES + b'""' * 2**22
+    tracemalloc.start()
+    try:
+        value_count(body)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 64 * 2**20 < 33 * 2**22, "a part for each pair of quotes takes more"
     with pytest.raises(ApiError, match="commas and brackets"):
         value_count(b'"",' * (3 * MOST_VALUES))
+
+
+@given(strategies.recursive(strategies.text('a,[{"\\\\\n', max_size=6), lambda one: strategies.lists(one, max_size=4)))
+def test_the_count_is_of_values_alone(value: Any) -> None:
+    def values(one: Any) -> int:
+        return 0 if isinstance(one, str | int) else 1 + max(0, len(one) - 1) + sum(map(values, one))
+
+    filler = [0] * FEW_VALUES  # above, the count is exact
+    assert value_count(json.dumps([value, filler]).encode()) == values([value, filler])

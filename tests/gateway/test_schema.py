@@ -334,6 +334,9 @@ def test_a_refusal_of_an_earlier_answer_is_its_text() -> None:
     turns = [chat_spec(ChatRequest.model_validate({"messages": [{"role": "assistant"} | way]})) for way in ways]
     assert turns[0].chat.messages[0].parts[0].text == "No."
     assert turns[1:] == [turns[0]] * 2
+    for way in ({"content": "hi", "refusal": "No."}, ways[2]):
+        error = refusal(ChatRequest, {"messages": [{"role": "user"} | way]})
+        assert (error.status, error.param) == (400, "messages[0]")
     part = {"type": "refusal", "text": "No."}
     assert refusal(ChatRequest, {"messages": [{"role": "assistant", "content": [part]}]}).status == 400
 

@@ -177,6 +177,8 @@ async def test_a_busy_tokenizer_costs_no_answer(code: grpc.StatusCode, monkeypat
     texts = await ServedModels(servers).texts(range(20), "m", "fp_1", ())  # type: ignore[arg-type]
     assert texts == dict.fromkeys(range(20), "a")
     assert servers.most == served_module.AT_ONCE, "others have their turns"
+    echoed = ServedModels(Failing(code, 2))  # type: ignore[arg-type]
+    assert await echoed.detokenize([1, 2], "m", ()) == "aa"
     with pytest.raises(grpc.RpcError):
         await ServedModels(Failing(code, 10**6)).texts([1], "m", "fp_1", ())  # type: ignore[arg-type]
 

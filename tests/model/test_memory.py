@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cache_manager.layout import KVLayout
 from model import memory
 from model.loading import load_computer
-from model.memory import MemoryFound, check_given, free_host_bytes, pool_pages, return_freed_memory
+from model.memory import MemoryFound, check_size, free_host_bytes, pool_pages, return_freed_memory
 from model.parallel.collective import ONE_RANK
 from model.settings import ALONE, ModelSettings
 
@@ -139,12 +139,16 @@ def test_nothing_happens_with_another_malloc(monkeypatch: pytest.MonkeyPatch) ->
     return_freed_memory()
 
 
-def test_a_pool_that_is_given_is_not_compared_with_a_part_of_what_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_is_not_compared_with_a_part_of_what_other_engines_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two engines of 10 GiB on 32: the one that replaces the first finds 21 free, the other's pool is taken already."""
     monkeypatch.setattr(memory, "host_bytes", lambda: 32 * GIB)
-    check_given(10 * GIB, 21 * GIB, 2)
-    with pytest.raises(ValueError, match="only 9663676416 are free"):
-        check_given(10 * GIB, 9 * GIB, 2)
+    check_size("--f", 10 * GIB, 21 * GIB, 1, 2)
+    with pytest.raises(ValueError, match="--f is 10737418240 bytes, only 9663676416 are free"):
+        check_size("--f", 10 * GIB, 9 * GIB, 1, 2)
     with pytest.raises(ValueError, match="for each of 4 engines, and this machine has 34359738368"):
-        check_given(10 * GIB, 30 * GIB, 4)
-    check_given(60 * GIB, 70 * GIB, 1)
+        check_size("--f", 10 * GIB, 30 * GIB, 1, 4)
+    with pytest.raises(ValueError, match="only 2147483648 are free"):  # its ranks take theirs together
+        check_size("--f", 6 * GIB, 8 * GIB, 4, 1)
+    with pytest.raises(ValueError, match="for each of 2 ranks of 2 engines"):
+        check_size("--f", 9 * GIB, 20 * GIB, 2, 2)
+    check_size("--f", 60 * GIB, 70 * GIB, 1, 1)
