@@ -57,28 +57,49 @@ class Supervisor:
         return f"{least} to {most} replicas" if least < most else f"{most} replicas" if most > 1 else ""
 
     async def start(self) -> None:
-        """Starts the engines; returns once all serve. `stop` is due even if this raises.
+        """Starts the engines; returns once each serves or has failed. `stop` is due even if this raises.
+
+        Where some serve, those that did not start are tried again meanwhile: a broken GPU must not take the others
+        along.
 
         Raises:
             OSError: The table cannot listen on its address.
-            Exception: The exception of the first `launch` that fails.
+            EngineStartError: None of them starts; what the first one said.
+            Exception: The exception of the first `launch` that fails otherwise, as of a wrong configuration.
         """
         if self._table is not None:
             await self._table.open()
         for keeper in self._keepers:
             await keeper.prepare()
-        launches = [asyncio.create_task(keeper.launch()) for keeper in self._keepers[: self._least]]
-        try:
-            await asyncio.gather(*launches)
-        finally:
-            for launch in launches:
-                launch.cancel()
-            await asyncio.gather(*launches, return_exceptions=True)
-        for number in range(self._least):
-            self._start_keeping(number, self._keepers[number].keep())
+        failures = await self._first_launches()
+        if failures and len(failures) == self._least:
+            raise failures[0]
+        for number, keeper in enumerate(self._keepers[: self._least]):
+            if (failure := failures.get(number)) is not None:
+                log.error("engine %d does not start, trying again: %s", number, failure)
+            self._start_keeping(number, keeper.keep() if failure is None else keeper.start_and_keep())
         if self._scaling is not None:
             self._scaler = asyncio.create_task(self._scaling.run(self))
             self._scaler.add_done_callback(log_failure)
+
+    async def _first_launches(self) -> dict[int, EngineStartError]:
+        """Launches an engine in each of the first places. Returns failures by number; raises other exceptions."""
+        failures: dict[int, EngineStartError] = {}
+
+        async def launch(number: int) -> None:
+            try:
+                await self._keepers[number].launch()
+            except EngineStartError as failure:
+                failures[number] = failure
+
+        launches = [asyncio.create_task(launch(number)) for number in range(self._least)]
+        try:
+            await asyncio.gather(*launches)
+        finally:
+            for task in launches:
+                task.cancel()
+            await asyncio.gather(*launches, return_exceptions=True)
+        return failures
 
     def _start_keeping(self, number: int, keeping: Coroutine[None, None, None]) -> None:
         task = self.keeping[number] = asyncio.create_task(keeping)

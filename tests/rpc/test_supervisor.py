@@ -418,12 +418,41 @@ async def test_an_engine_that_does_not_end_is_the_callers_to_hear(tokenizer: Tok
 
 async def test_a_start_that_fails_leaves_no_launch_under_way(tokenizer: Tokenizer) -> None:
     rig = Rig(tokenizer)
-    failing, slow = FakeHost([EngineStartError("no memory")]), FakeHost()
+    failing, slow = FakeHost([ValueError("no such model")]), FakeHost()
     slow.gate.clear()
     supervisor = Supervisor([failing, slow], rig.frontend)
-    with pytest.raises(EngineStartError):
+    with pytest.raises(ValueError, match="no such model"):
         await supervisor.start()
     assert slow.cancelled == 1
+    await supervisor.stop()
+
+
+async def test_engines_serve_beside_one_that_does_not_start_and_is_tried_again(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_DELAY", 0.0)
+    rig = Rig(tokenizer)
+    broken, fine = FakeHost([EngineStartError("GPU 0 is lost")] * 3), FakeHost()
+    supervisor = Supervisor([broken, fine], rig.frontend)
+    await supervisor.start()
+    assert rig.frontend.health()
+    assert supervisor.count == 2, "one of them waits for its start"
+    await eventually(lambda: len(broken.engines) == 1)
+    await eventually(lambda: sum(replica.usable for replica in rig.frontend.replicas) == 2)
+    assert (broken.launches, fine.launches) == (4, 1)
+    broken.engines[0].die("RuntimeError: device lost")
+    await eventually(lambda: len(broken.engines) == 2)
+    await supervisor.stop()
+    assert broken.trouble == fine.trouble == []
+
+
+async def test_where_no_engine_starts_the_first_ones_reason_is_told(tokenizer: Tokenizer) -> None:
+    rig = Rig(tokenizer)
+    hosts = [FakeHost([EngineStartError(f"no memory {number}")]) for number in range(3)]
+    supervisor = Supervisor(hosts, rig.frontend)
+    with pytest.raises(EngineStartError, match="no memory 0"):
+        await supervisor.start()
+    assert not supervisor.keeping
     await supervisor.stop()
 
 
