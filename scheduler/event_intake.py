@@ -114,7 +114,6 @@ class EventIntake:
         search = BeamSearch.of(request)
         if search is not None:
             self._running.beams[event.attempt] = search
-        self._policy.begins_to_wait(sequences[0], self._queue, self._rows)
         expected = round(self._backpressure.lengths.expected(request))
         for sequence in sequences:
             sequence.expected = expected

@@ -6,8 +6,9 @@ smallest counter comes next, and of one tenant the request that is first by an o
 slack (`LeastSlack`). A prompt counts at admission, also the part
 that the prefix cache has: which of two tenants filled the cache shall not decide who is served.
 
-A tenant with nothing in the queue saves nothing up: when it comes again, its counter is lifted to the smallest one of
-those that wait, or to that of the tenant admitted last where none waits.
+A tenant with nothing in the queue saves nothing up: when one of its sequences begins to wait, a new one or one that was
+preempted, its counter is lifted to the smallest one of those that wait, or to that of the tenant admitted last where
+none waits.
 
 Bound: while two tenants both have requests waiting, the difference of their service, each divided by its weight,
 changes by at most 2 x max(L, 2 x M) / w. L: tokens of the longest prompt. M: tokens of the sequences that run at once,

@@ -50,25 +50,34 @@ class Preemption:
 
     def _enough(self, sequence: Sequence, match: Match, those: list[int]) -> list[int]:
         """Returns as many of the first rows as give the sequence what it lacks; none where all do not."""
-        lack, chosen = self._admission.lacking(sequence, match), list[int]()
+        lack, chosen, holders = self._admission.lacking(sequence, match), list[int](), dict[int, int]()
         matched = np.concatenate(self._cache.lookup.pages_of(match)) if match.tokens else NO_ROWS
         for row in those:
             if not lack.rows and not lack.pages:
                 break
             chosen.append(row)
-            lack = lack.less(*self._room_of(row, matched))
+            lack = lack.less(*self._room_of(row, matched, holders))
         if lack.rows or lack.pages or not self._leaves_budget(sequence, match, chosen):
             return []
         return chosen
 
-    def _room_of(self, row: int, matched: Index) -> tuple[int, int]:
+    def _room_of(self, row: int, matched: Index, holders: dict[int, int]) -> tuple[int, int]:
         """Returns the rows and pages that the end of a row frees, those that are kept free for it included.
 
-        matched: Pages that the waiting sequence goes on from: they stay held, by it.
+        Args:
+            row: The row, which ends after others that were asked for with the same `holders`.
+            matched: Pages that the waiting sequence goes on from: they stay held, by it.
+            holders: Rows that still hold a page, by page, of the pages that the ended rows shared.
         """
         pages = self._cache.tables.row(row)
-        alone = int(np.count_nonzero((self._cache.allocator.counts[pages] == 1) & ~np.isin(pages, matched)))
-        return 1 + int(self._rows.siblings[row]), alone + self._admission.spare(np.array([row], np.int32))
+        pages = pages[~np.isin(pages, matched)]
+        counts = self._cache.allocator.counts[pages]
+        freed = int(np.count_nonzero(counts == 1))
+        shared = counts > 1
+        for page, count in zip(pages[shared].tolist(), counts[shared].tolist(), strict=True):
+            holders[page] = holders.get(page, count) - 1
+            freed += not holders[page]
+        return 1 + int(self._rows.siblings[row]), freed + self._admission.spare(np.array([row], np.int32))
 
     def _leaves_budget(self, sequence: Sequence, match: Match, chosen: list[int]) -> bool:
         """Whether the other rows leave budget: a prompt that takes all of it goes on, and none gives way in vain."""

@@ -14,6 +14,7 @@ from scheduler.attempts import Attempts
 from scheduler.beam import BeamSearch
 from scheduler.counters import Counters
 from scheduler.events import EndReason
+from scheduler.policy import SchedulingPolicy
 from scheduler.preemption_cause import PreemptionCause
 from scheduler.queue import Queue
 from scheduler.request import Request
@@ -38,7 +39,9 @@ class Running:
         held: Request by attempt, where waiting sequences are not admitted before a `Ready` (`scheduler.readiness`).
     """
 
-    def __init__(self, size: int, cache: CacheManager, counters: Counters, holds: bool = False) -> None:
+    def __init__(
+        self, size: int, cache: CacheManager, counters: Counters, policy: SchedulingPolicy, holds: bool = False
+    ) -> None:
         """holds: all sequences are held whenever they begin to wait, not only those with a grammar."""
         self.rows, self.queue, self.attempts = Rows(size), Queue(), Attempts()
         self.beams: dict[int, BeamSearch] = {}
@@ -50,10 +53,11 @@ class Running:
         self.jumping: set[int] = set()
         self.sitting_out: set[int] = set()
         self.held: dict[int, Request] = {}
-        self._cache, self._counters, self._holds = cache, counters, holds
+        self._cache, self._counters, self._policy, self._holds = cache, counters, policy, holds
 
     def wait(self, sequence: Sequence, deadline: float = math.inf) -> None:
         """Queues a sequence. deadline: as in `Queue.push`."""
+        self._policy.begins_to_wait(sequence, self.queue, self.rows)
         self.queue.push(sequence, deadline)
         if self._holds or sequence.request.controls.logits_params.grammar:
             self.held[sequence.attempt] = sequence.request

@@ -99,7 +99,7 @@ class Scheduler:
         layout, pages = cache.layout, cache.pool.total
         self.backpressure = Backpressure(queue_limits, layout.tokens_in(pages), settings.max_sequences)
         self._counters = Counters()
-        self._running = Running(settings.max_sequences, cache, self._counters, holds)
+        self._running = Running(settings.max_sequences, cache, self._counters, self.policy, holds)
         self.rows, self.queue = self._running.rows, self._running.queue
         forecast = PageForecast(settings.schedule_conservativeness, self._running, cache, self.backpressure)
         self._admission = Admission(settings, self._running, cache, hasher, self._counters, self.policy, forecast)

@@ -81,9 +81,11 @@ class Books:
         self.total[tenant] += service
         self.counters[tenant] += service / self.weights[tenant]
 
-    def come(self, submit: Submit, queue: Queue) -> None:
+    def come(self, submit: Submit) -> None:
         attempt, tenant = submit.attempt, submit.request.scope.tenant
         self.tenant[attempt], self.prompt[attempt] = tenant, len(submit.request.prompt)
+
+    def begin_to_wait(self, tenant: str, queue: Queue) -> None:
         waiting = {one.tenant for one in queue.in_order()}
         if tenant not in waiting:
             others = waiting or ({self.last} if self.last else set[str]())
@@ -142,7 +144,8 @@ def run(
 
     def waiting(sequence: Sequence, *deadline: float) -> None:
         if sequence.attempt not in books.tenant:
-            books.come(submits[sequence.attempt][1], scheduler.queue)
+            books.come(submits[sequence.attempt][1])
+        books.begin_to_wait(sequence.tenant, scheduler.queue)
         wait(sequence, *deadline)
 
     scheduler.running.start, scheduler.running.wait = starting, waiting
@@ -248,6 +251,19 @@ def test_a_preempted_sequence_waits_by_its_tenants_counter() -> None:
     scheduler.rows.service.lift(scheduler.rows.tenant_number("a"), 1.0)
     order = [one.attempt for one in scheduler.policy.waiting(scheduler.queue, scheduler.rows, 1.0)]
     assert order == [3, 1]
+
+
+def test_a_tenant_whose_row_gives_way_has_saved_nothing_up() -> None:
+    """`a` has had little while one of its outputs ran and nothing of it waited."""
+    scheduler = scheduler_of(FairService({}), rows=2)
+    events = [Submit(i, make_request(i, 8, 20, scope=Scope(tenant))) for i, tenant in enumerate("abb", 1)]
+    scheduler.schedule(0.0, events)
+    scheduler.rows.service.lift(scheduler.rows.tenant_number("b"), 1000.0)
+    before = scheduler.policy.counters(scheduler.rows, "ab")
+    assert before["b"] > before["a"] + 900.0
+    scheduler.running.preempt(scheduler.rows.row_of(1) or 0, PreemptionCause.PAGES)
+    after = scheduler.policy.counters(scheduler.rows, "ab")
+    assert after["a"] == after["b"] == before["b"]
 
 
 # What is counted

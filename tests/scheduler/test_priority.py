@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cache_manager.matching import Match
 from scheduler.event_intake import EventIntake
+from scheduler.events import Event, Submit
 from scheduler.policy import FirstCome, SchedulingPolicy
 from scheduler.preemption_cause import PreemptionCause
 from scheduler.priority import AgeingPriority
@@ -28,8 +29,9 @@ from tests.scheduler.planting import Faults, caught
 from tests.scheduler.play import play
 from tests.scheduler.reaching import unreached_runs
 from tests.scheduler.test_preemption import scheduler_of, step, submit
+from tests.scheduler.test_scheduler import result_of
 from tests.scheduler.trace import plan_bytes
-from tests.scheduler.workloads import Workload, workloads
+from tests.scheduler.workloads import Workload, make_request, workloads
 from tests.support.examples import examples
 
 pytestmark = pytest.mark.sample(3)
@@ -196,6 +198,27 @@ def wait_among_others(policy: SchedulingPolicy, priority: int, turns: int = 400)
         if 2 in step(scheduler, float(turn), submit(2 + turn, 0))[0]:
             return turn
     return turns
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_rows_that_share_their_pages_give_way_together(count: int) -> None:
+    """The forty pages of a prompt are free once all of its sequences have given way."""
+    scheduler = scheduler_of(AgeingPriority(10.0), rows=8, pages=60)
+    started = dict[int, float]()
+
+    def turn(now: float, *events: Event) -> None:
+        plan = scheduler.schedule(now, events)
+        outputs = scheduler.commit(None if plan is None else result_of(plan, [1] * len(plan.logits)), now)
+        for start in outputs.starts:
+            started.setdefault(start.attempt, now)
+
+    turn(0.0, Submit(1, replace(make_request(1, 160, 60), priority=8, count=count)))
+    for now in range(1, 6):
+        turn(float(now))
+    turn(6.0, Submit(2, make_request(2, 120, 4)))
+    turn(7.0)
+    assert started == {1: 0.0, 2: 6.0}
+    assert scheduler.stats().preemptions_priority == count
 
 
 @pytest.mark.parametrize("priority", [1, 3, 10])
