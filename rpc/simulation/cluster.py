@@ -34,6 +34,7 @@ from scheduler.autoscaling import Autoscaler, EngineLoad
 from scheduler.events import SHORT_HASH, Abort, EndReason, EngineStats, StepOutputs, Submit
 from scheduler.limits import Limits
 from scheduler.preemption_cause import PreemptionCause
+from scheduler.request import Request
 from scheduler.rows import Rows
 from scheduler.stand_ins import FILLER
 
@@ -100,6 +101,21 @@ def fillers(ledger: Ledger) -> Draws:  # noqa: ARG001
     return fill
 
 
+def _with_time_left(request: Request, age: float, served: bool) -> Request:
+    """Returns a request for another engine, as `rpc.frontend.dispatch` sends it.
+
+    Args:
+        request: The request as it came.
+        age: Seconds since then.
+        served: An engine has begun with it, so that its time in the queue is over.
+    """
+    if request.deadline is not None:
+        request = replace(request, deadline=max(0.0, request.deadline - age))
+    if request.queue_timeout is not None:
+        request = replace(request, queue_timeout=None if served else max(0.0, request.queue_timeout - age))
+    return request
+
+
 class Cluster:
     """One simulation.
 
@@ -136,7 +152,7 @@ class Cluster:
         self._any_stops, self._stops = bool(stops), np.full(len(self.ledger.came), NEVER)
         for request, tokens in (stops or {}).items():
             self._stops[request] = tokens
-        self._known: dict[int, int] = {}  # tokens that a request had when it came first
+        self._asked: dict[int, Submit] = {}  # requests as they came first
         self.samples: list[tuple[float, ...]] = []
         self._random = random.Random(deployment.seed)  # noqa: S311 - it hides nothing
         made, many = deployment.blueprint, deployment.most > 1
@@ -238,21 +254,16 @@ class Cluster:
 
     def _go_on(self, left: Sequence[Submit], now: float) -> None:
         """Submits the requests of an engine that is gone to others, with the tokens that they have."""
-        for submit in left:
-            request = self.ledger.request_of(submit.attempt)
-            if submit.request.count > 1:  # it begins anew: which tokens are whose is not booked
-                self.ledger.tokens[request] = 0
-            have = self._known[request] + int(self.ledger.tokens[request])
-            attempt = self.ledger.again(request)
-            emitted = ((FILLER,) * have,) if have else ()
-            self._send(request, self._resubmit(submit, attempt, emitted, now), now)
-
-    def _resubmit(self, submit: Submit, attempt: int, emitted: tuple[tuple[int, ...], ...], now: float) -> Submit:
-        request = submit.request
-        if request.deadline is not None:  # it counts from the arrival
-            came = float(self.ledger.came[self.ledger.request_of(attempt)])
-            request = replace(request, deadline=max(0.0, came + request.deadline - now))
-        return replace(submit, attempt=attempt, request=request, emitted=emitted, again=True)
+        for number in [self.ledger.request_of(submit.attempt) for submit in left]:
+            asked, drawn = self._asked[number], int(self.ledger.tokens[number])
+            emitted = asked.emitted
+            if asked.request.count > 1:  # it begins anew: which tokens are whose is not booked
+                self.ledger.tokens[number] = 0
+            elif have := sum(len(tokens or ()) for tokens in emitted) + drawn:
+                emitted = ((FILLER,) * have,)
+            attempt = self.ledger.again(number)
+            request = _with_time_left(asked.request, now - float(self.ledger.came[number]), drawn > 0)
+            self._send(number, replace(asked, attempt=attempt, request=request, emitted=emitted, again=True), now)
 
     def _due(self, node: _Node) -> None:
         """Enters an engine's next moment among the events, where it is not there yet."""
@@ -291,7 +302,7 @@ class Cluster:
             self._coming -= 1
             if isinstance(one.event, Submit):
                 self._open_requests.add(one.request)
-                self._known[one.request] = sum(len(tokens or ()) for tokens in one.event.emitted)
+                self._asked[one.request] = one.event
                 self.ledger.arrive(one.request, now, one.event.request.count)
                 self._send(one.request, one.event, now)
             elif isinstance(one.event, Abort) and one.request in self._open_requests:

@@ -45,6 +45,24 @@ def test_tokens_that_a_request_came_with_are_kept() -> None:
     assert calm.ledger.tokens[0] == killed.ledger.tokens[0] == 30
 
 
+def test_time_in_the_queue_is_over_for_a_request_that_was_served() -> None:
+    """One row an engine: what the dead one left waits behind the other's request for longer than it would have."""
+    one_row = replace(PATIENT, settings=replace(PATIENT.settings, max_sequences=1))
+    killing = Deployment(one_row, COSTS, 2, faults=(Fault(0.3, "kill", 0),), start=1e6, failover=0.1)
+    traffic = [Timed(0.0, i, Submit(i, replace(make_request(i, 50, 300), queue_timeout=0.5))) for i in range(3)]
+    both = traffic[:2]
+    serving = Cluster(killing, both).run()
+    assert serving.ledger.reasons == {0: EndReason.LENGTH, 1: EndReason.LENGTH}
+    assert Cluster(killing, traffic).run().ledger.reasons[2] is EndReason.QUEUE_TIMEOUT, "which was never served"
+
+
+def test_several_sequences_begin_anew_with_the_tokens_that_they_came_with() -> None:
+    request = replace(make_request(0, 50, 60), count=2)
+    known = Timed(0.0, 0, Submit(0, request, emitted=((5,) * 50, (5,) * 20), again=True))
+    calm, killed = (Cluster(replace(KILL, faults=faults), [known]).run() for faults in ((), (Fault(0.1, "kill", 0),)))
+    assert calm.ledger.tokens[0] == killed.ledger.tokens[0] == 50
+
+
 def test_a_client_stops_after_the_same_tokens_on_a_slower_engine() -> None:
     traffic = submits([LONG], 16)
     for faults in ((), (Fault(0.0, "slow", 0, 60.0, 5.0),)):
