@@ -147,6 +147,11 @@ LEAP_DAY = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])
 DATE = rf"([0-9]{{4}}-(0[13-9]|1[0-2])-[0-9]{{2}}|[0-9]{{4}}-02-([01][0-9]|2[0-8])|{LEAP_DAY})"
 TIME = "[0-9]{2}:[0-9]{2}:[0-5]"  # without leap seconds, as they are not in every minute
 ATOM, LABEL = "[A-Za-z0-9_+-]", "[A-Za-z0-9]([A-Za-z0-9-]{0,28}[A-Za-z0-9])?"
+CLASSES = re.compile(r"\\.|\[\^?(?:[^\]\\]++|\\.)*+(?:\]|\\?\Z)", re.DOTALL)
+"""Escapes, and classes as ECMA-262 has them. One without an end goes to the end, so that nothing is looked at twice."""
+CLASS_PARTS = re.compile(r"\\.|(&&|~~|--)|\[", re.DOTALL)
+"""Escapes, operators of Rust's classes, and brackets in a class."""
+
 NARROWED: dict[str, dict[str, Any]] = {
     "date": {"pattern": f"^{DATE}$"},
     "time": {"pattern": f"^{TIME}"},
@@ -168,6 +173,7 @@ def _check_schema(schema: dict[str, Any], where: str) -> None:
     """
     for name in NOTES:
         schema.pop(name, None)
+    _take_patterns(schema, where)
     _narrow(schema)
     if "x-guidance" in schema:
         raise GrammarRefused(f"{place_in_schema(where, 'x-guidance')}: options of the library are the server's")
@@ -185,7 +191,7 @@ def _check_schema(schema: dict[str, Any], where: str) -> None:
             f"{place_in_schema(where, 'minProperties')}: can be at most the number of required ones: keys could repeat"
         )
     for name, value in schema.items():
-        for number in _numbers(value):
+        for number in _numbers(value, name in VALUES):
             if (
                 not abs(number) < EXACT
                 or len(repr(number).replace(".", "").lstrip("-0").partition("e")[0]) > DIGITS + 1
@@ -233,14 +239,45 @@ def _narrow(schema: dict[str, Any]) -> None:
         schema["allOf"] = [*others, {"type": "string", **narrower} if schema.get("type") == "string" else narrower]
 
 
-def _numbers(value: Any) -> Iterator[int | float]:
-    """Yields the numbers in a keyword's value, but for those of inner schemas."""
+def _numbers(value: Any, deep: bool) -> Iterator[int | float]:
+    """Yields the numbers in a keyword's value; those of inner objects, which may be schemas, only if deep."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         yield value
     elif isinstance(value, list):
         for one in value:
-            if not isinstance(one, dict):
-                yield from _numbers(one)
+            if deep or not isinstance(one, dict):
+                yield from _numbers(one, deep)
+    elif deep and isinstance(value, dict):
+        yield from _numbers(list(value.values()), deep)
+
+
+def _take_patterns(schema: dict[str, Any], where: str) -> None:
+    """Writes the patterns of a schema as the library, which reads Rust's expressions, reads them."""
+    if isinstance(pattern := schema.get("pattern"), str):
+        schema["pattern"] = _plain_pattern(pattern, place_in_schema(where, "pattern"))
+    if isinstance(keyed := schema.get("patternProperties"), dict):
+        at = place_in_schema(where, "patternProperties")
+        schema["patternProperties"] = {_plain_pattern(pattern, at): one for pattern, one in keyed.items()}
+
+
+def _plain_pattern(pattern: str, where: str) -> str:
+    """Returns an expression of JSON Schema as Rust's. In its classes a bracket is a character, and begins no class.
+
+    Raises:
+        GrammarRefused: A class is empty, or has two characters that are an operator of Rust's classes.
+    """
+
+    def plain(found: re.Match[str]) -> str:
+        text = found[0]
+        if text[0] == "\\" or text[-1] != "]":
+            return text
+        start = 2 if text.startswith("[^") else 1
+        inside = text[start:-1]
+        if not inside or any(one[1] for one in CLASS_PARTS.finditer(inside)):
+            raise GrammarRefused(f"{where}: {shown(text)} cannot be kept: a class is empty, or has &&, ~~ or --")
+        return text[:start] + CLASS_PARTS.sub(lambda one: "\\[" if one[0] == "[" else one[0], inside) + "]"
+
+    return CLASSES.sub(plain, pattern)
 
 
 def _texts(value: Any, deep: bool) -> Iterator[str]:

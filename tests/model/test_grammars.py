@@ -291,3 +291,34 @@ HONEST: list[dict[str, Any]] = [
 @pytest.mark.parametrize("number", range(len(HONEST)))
 def test_what_only_looks_like_a_keyword_is_taken(number: int) -> None:
     assert read_schema(json.dumps(HONEST[number])) == HONEST[number]
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"^[a[b]{4}$", r"^[^[\]]{3}$", r"^[[:alpha:]]$", r"^\[[&a~]{2}\]$", r"^[\[\]\\]{3}$"]
+)
+def test_brackets_in_a_class_are_characters(pattern: str) -> None:
+    """In Rust's expressions they begin classes of classes."""
+    for seed in range(30):
+        schema = {"type": "string", "pattern": pattern}
+        made = json.loads(walk(Structured.json_schema(schema), seed))
+        jsonschema.validate(made, schema)
+        closing = closed({}, patternProperties={pattern: {"type": "null"}}, maxProperties=1)
+        jsonschema.validate(json.loads(walk(Structured.json_schema(closing), seed)), closing)
+
+
+@pytest.mark.parametrize("pattern", ["^[^a&&b]$", "^[^a~~b]$", "^[^!--]$", "^[]$", "^[^]$"])
+def test_operators_of_other_expressions_are_refused_by_name(pattern: str) -> None:
+    for schema in ({"type": "string", "pattern": pattern}, {"patternProperties": {pattern: {}}}):
+        with pytest.raises(GrammarRefused, match=r"/pattern.*: \[.*cannot be kept"):
+            grammar_of("json_schema", json.dumps(schema))
+
+
+def test_a_pattern_of_brackets_takes_no_time() -> None:
+    grammar_of("json_schema", json.dumps({"type": "string", "pattern": "[" * 10**6}))
+
+
+@pytest.mark.parametrize("value", [{"a": 9007199254740993}, [{"b": [{"c": 10**22}]}]])
+def test_numbers_in_objects_of_values_are_kept_exactly_or_refused(value: Any) -> None:
+    for schema in ({"const": value}, {"enum": ["x", value]}):
+        with pytest.raises(GrammarRefused, match="cannot be kept exactly"):
+            grammar_of("json_schema", json.dumps(schema))
