@@ -27,12 +27,12 @@ class OutputItems:
 
     def add(self, piece: Piece) -> Iterator[Event]:
         """Adds a piece, and yields its events."""
+        calls = list(piece.calls)
+        if calls and "id" not in calls[0]:  # the end of a call, which came before the rest
+            yield from self._arguments(calls.pop(0)["function"]["arguments"])
         if piece.reasoning:
             yield from self._begin("reasoning")
             yield from self._text("reasoning_text", piece.reasoning)
-        calls = list(piece.calls)
-        if calls and "id" not in calls[0]:  # the end of a call, which came before the text
-            yield from self._arguments(calls.pop(0)["function"]["arguments"])
         if piece.text:
             yield from self._begin("message")
             yield from self._text("output_text", piece.text)

@@ -43,3 +43,9 @@ def test_a_call_and_the_next_one_in_one_piece() -> None:
 def test_the_tail_of_a_call_without_its_beginning_is_no_error() -> None:
     assert items(Piece(0, "a", calls=(part("1}"),), finish="stop"))[0]["content"][0]["text"] == "a"
     assert whole_calls([part("1}")]) == [{"id": "", "type": "function", "function": {"name": "", "arguments": "1}"}}]
+
+
+def test_the_end_of_a_call_comes_before_reasoning_of_the_same_piece() -> None:
+    made = items(Piece(0, "", calls=(part('{"a"', "f"),)), Piece(0, "", reasoning="So.", calls=(part(": 1}"),)))
+    assert [item["type"] for item in made] == ["function_call"]
+    assert made[0]["arguments"] == '{"a": 1}'
