@@ -20,8 +20,9 @@ from scheduler.prompts import Chat
 from scheduler.request import Request
 from scheduler.resolve import check_structured, check_tool_use
 from scheduler.spec import Spec
+from scheduler.step import Ints
 from scheduler.structured import STRUCTURAL_TAG, Structured
-from scheduler.tools import NO_TOOLS, ToolUse, object_of
+from scheduler.tools import NO_TOOLS, ToolChoice, ToolUse, object_of
 
 MOST_KNOWN, MOST_TAGGED = 2**18, 2**14  # characters of parameters, and of structural tags
 UNCONSTRAINED = Checked("")
@@ -109,11 +110,35 @@ class Outputs:
             says = "is a token of text, in which a constrained output may need it: give its text as stopping.stop"
             require(token in self.ends or token in self.special, name, token, says)
 
-    def prompt_end(self, spec: Spec, ids: Sequence[int], tokenizer: Tokenizer) -> str:
-        """Returns the text of a conversation's last tokens, which says whether the output begins with reasoning."""
-        if (self.form.reasoning is None and self.form.tools is None) or not isinstance(spec.prompt, Chat):
+    def prompt_end(self, spec: Spec, ids: Sequence[int] | Ints, tokenizer: Tokenizer) -> str:
+        """Returns the text at a conversation's end that says whether the output begins with reasoning.
+
+        Where the last message is continued it is that message's text alone, or the mark with which the template has
+        begun the reasoning before it: what others have written of such marks says nothing.
+        """
+        chat, form = spec.prompt, self.form.reasoning
+        if (form is None and self.form.tools is None) or not isinstance(chat, Chat):
             return ""
-        return tokenizer.decode(list(ids[-LAST:]), skip_special_tokens=False)
+        own = _last_text(chat).strip() if chat.continue_final_message else ""
+        last = ids[-LAST - len(own.encode()) :]  # a token has a byte at least
+        text = tokenizer.decode([int(token) for token in last], skip_special_tokens=False)
+        before, found, behind = text.rpartition(own) if own else ("", "", text)
+        if not found or form is None:
+            return text
+        begin, end = self.form.literal(form.begin).strip(), self.form.literal(form.end).strip()
+        said = found + behind
+        return begin if before.rstrip().endswith(begin) and begin not in said and end not in said else said
+
+    def banned_calls(self, spec: Spec) -> tuple[int, ...]:
+        """Returns the special tokens that begin calls, where none may be, without those of structural tags."""
+        use, structured = tool_use_of(spec), spec.structured
+        if not use.tools or use.choice is not ToolChoice.NONE:
+            return ()
+        tags = structured.tags.tags if structured is not None and structured.kind == STRUCTURAL_TAG else ()
+        written = [text for tag in tags for text in (tag.begin, tag.end)]
+        return tuple(
+            token for token in self.form.call_tokens if not any(self.special[token] in text for text in written)
+        )
 
     def knows_grammar(self, spec: Spec) -> bool:
         """Returns whether the constraint on the output, if there is one, was checked before."""
@@ -193,7 +218,7 @@ class Outputs:
         """
         if not request.controls.logits_params.grammar:
             return None
-        end = self.prompt_end(spec, request.prompt[-LAST:].tolist(), tokenizer)
+        end = self.prompt_end(spec, request.prompt, tokenizer)
         constraint = self._constraint(spec, end)
         if constraint is None:
             return None
@@ -296,7 +321,7 @@ class Outputs:
         tool_use = tool_use_of(spec)
         schemas = {tool.name: object_of(tool.parameters, "chat.tools") for tool in tool_use.offered}
         key = hashlib.blake2b(request.prompt.tobytes() + b"%d" % request.controls.seed).digest()
-        end = self.prompt_end(spec, request.prompt[-LAST:].tolist(), tokenizer)
+        end = self.prompt_end(spec, request.prompt, tokenizer)
         thinks, answers = self._thinks(spec, end), spec.structured is not None
         for index in range(request.count):
             yield self.form.parsing(tool_use, schemas, thinks, call_ids(self.form.tools, key, index), answers)
@@ -318,3 +343,8 @@ def _unchecked(lost: GrammarUnchecked) -> RequestFailed:
 def tool_use_of(spec: Spec) -> ToolUse:
     """Returns the tools of a request's conversation."""
     return spec.prompt.tool_use if isinstance(spec.prompt, Chat) else NO_TOOLS
+
+
+def _last_text(chat: Chat) -> str:
+    """Returns the last text of the last message."""
+    return next((part for part in reversed(chat.messages[-1].parts) if isinstance(part, str)), "")

@@ -38,7 +38,6 @@ from scheduler.request import PromptImage, Request
 from scheduler.resolve import resolve
 from scheduler.settings import ImageLimits
 from scheduler.spec import Spec
-from scheduler.tools import NO_TOOLS, ToolChoice
 
 LINE = "\n"  # begins a text whose tokens are to be those of one within another
 
@@ -314,9 +313,7 @@ class Preparer:
         check_bad_words(spec, limits)
         words = [start + word.lstrip() for word in spec.sampling.bad_words for start in ("", " ")]
         found = [ids for word in words for ids in self._ways("sampling.bad_words", word)]
-        use = spec.prompt.tool_use if isinstance(spec.prompt, Chat) else NO_TOOLS
-        calls = self.outputs.form.call_tokens if use.tools and use.choice is ToolChoice.NONE else ()
-        return [*dict.fromkeys((*map(tuple, found), *((token,) for token in calls)))]
+        return [*dict.fromkeys((*map(tuple, found), *((token,) for token in self.outputs.banned_calls(spec))))]
 
 
 def placed(

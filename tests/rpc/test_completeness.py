@@ -254,3 +254,37 @@ def test_what_the_process_fails_on_is_no_answer(checker: GrammarChecker) -> None
     with pytest.raises(GrammarUnchecked, match="could not be compared with its constraint"):
         checker.is_complete(Structured.regex("a"), "\ud800")
     assert checker.is_complete(Structured.regex("a"), "a")
+
+
+def begins_with_reasoning(made: Outputs, tokenizer: Tokenizer, messages: list[ChatMessage], before: str = "") -> bool:
+    """Whether the last message, which is continued behind what a template writes before it, goes on with reasoning."""
+    asked = Spec(Chat(tuple(messages), add_generation_prompt=False, continue_final_message=True))
+    prompt = "".join(f"[{one.role}]{before if one is messages[-1] else ''}{one.content}" for one in messages)
+    return made.form.thinks(made.prompt_end(asked, tokenizer.encode(prompt, False), tokenizer), continues=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "reasons"),
+    [
+        ("", "<think>\n" + "so then " * 200, True),
+        ("<think>\n", "so then " * 200, True),
+        ("", "<think>no</think>" + "so then " * 200, False),
+        ("<think></think>\n", "so then", False),
+        ("", "so then", False),
+    ],
+)
+def test_reasoning_that_is_continued_was_begun_in_the_message_itself(
+    made: Outputs, tokenizer: Tokenizer, before: str, text: str, reasons: bool
+) -> None:
+    for question in ("a", "What does <think> do?", "And </think>?"):
+        messages = [ChatMessage("user", question), ChatMessage("assistant", text)]
+        assert begins_with_reasoning(made, tokenizer, messages, before) is reasons
+
+
+def test_calls_that_may_not_be_are_no_tags(made: Outputs, tokenizer: Tokenizer) -> None:
+    (call,) = made.form.call_tokens
+    tag = {"begin": "<tool_call>", "schema": {"type": "boolean"}, "end": "</tool_call>"}
+    tags = Structured.structural_tag({"structures": [tag], "triggers": ["<tool_call>"]})
+    assert made.banned_calls(asked(ToolChoice.NONE)) == (call,)
+    assert made.banned_calls(asked(ToolChoice.NONE, tags)) == ()
+    assert made.banned_calls(asked(ToolChoice.AUTO)) == ()
