@@ -281,7 +281,7 @@ class ReasoningOptions(Strict):
     generate_summary: Any = None
 
 
-class StreamOptions(Strict):
+class ResponseStreamOptions(Strict):
     """Options of a stream. include_usage: a chat's, and always so here."""
 
     include_usage: Any = None
@@ -329,7 +329,7 @@ class ResponsesRequest(Strict):
     prompt_cache_options: Any = None
     include: Annotated[list[str] | None, Field(max_length=MOST_KEYS), AfterValidator(_included)] = None
     store: bool | None = None  # nothing is: a response says so
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     max_tool_calls: Any = None  # of tools that a server runs itself
     top_logprobs: Annotated[Any, only(0)] = None
 
