@@ -257,7 +257,10 @@ def _take_patterns(schema: dict[str, Any], where: str) -> None:
         schema["pattern"] = _plain_pattern(pattern, place_in_schema(where, "pattern"))
     if isinstance(keyed := schema.get("patternProperties"), dict):
         at = place_in_schema(where, "patternProperties")
-        schema["patternProperties"] = {_plain_pattern(pattern, at): one for pattern, one in keyed.items()}
+        plain = [_plain_pattern(pattern, at) for pattern in keyed]
+        if len(set(plain)) < len(plain):
+            raise GrammarRefused(f"{at}: two of its patterns are the same")
+        schema["patternProperties"] = dict(zip(plain, keyed.values(), strict=True))
 
 
 def _plain_pattern(pattern: str, where: str) -> str:

@@ -63,7 +63,7 @@ class Supervisor:
         along.
 
         Raises:
-            OSError: The table cannot listen on its address.
+            OSError: The table cannot listen on its address, or none of the engines starts.
             EngineStartError: None of them starts; what the first one said.
             Exception: The exception of the first `launch` that fails otherwise, as of a wrong configuration.
         """
@@ -82,14 +82,14 @@ class Supervisor:
             self._scaler = asyncio.create_task(self._scaling.run(self))
             self._scaler.add_done_callback(log_failure)
 
-    async def _first_launches(self) -> dict[int, EngineStartError]:
+    async def _first_launches(self) -> dict[int, Exception]:
         """Launches an engine in each of the first places. Returns failures by number; raises other exceptions."""
-        failures: dict[int, EngineStartError] = {}
+        failures: dict[int, Exception] = {}
 
         async def launch(number: int) -> None:
             try:
                 await self._keepers[number].launch()
-            except EngineStartError as failure:
+            except (EngineStartError, OSError) as failure:  # its process may not even end
                 failures[number] = failure
 
         launches = [asyncio.create_task(launch(number)) for number in range(self._least)]

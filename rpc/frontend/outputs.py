@@ -122,9 +122,11 @@ class Outputs:
         own = _last_text(chat).strip() if chat.continue_final_message else ""
         last = ids[-LAST - len(own.encode()) :]  # a token has a byte at least
         text = tokenizer.decode([int(token) for token in last], skip_special_tokens=False)
-        before, found, behind = text.rpartition(own) if own else ("", "", text)
-        if not found or form is None:
+        if form is None or not chat.continue_final_message:
             return text
+        if own not in text:  # the tokenizer normalizes it
+            own = tokenizer.decode(tokenizer.encode(own, add_special_tokens=False), skip_special_tokens=False).strip()
+        before, found, behind = text.rpartition(own) if own in text and own else (text, "", "")
         begin, end = self.form.literal(form.begin).strip(), self.form.literal(form.end).strip()
         said = found + behind
         return begin if before.rstrip().endswith(begin) and begin not in said and end not in said else said
@@ -346,5 +348,8 @@ def tool_use_of(spec: Spec) -> ToolUse:
 
 
 def _last_text(chat: Chat) -> str:
-    """Returns the last text of the last message."""
-    return next((part for part in reversed(chat.messages[-1].parts) if isinstance(part, str)), "")
+    """Returns the text of the last message, behind its last image."""
+    texts = list[str]()
+    for part in chat.messages[-1].parts:
+        texts = [*texts, part] if isinstance(part, str) else []
+    return "".join(texts)

@@ -313,6 +313,12 @@ def test_operators_of_other_expressions_are_refused_by_name(pattern: str) -> Non
             grammar_of("json_schema", json.dumps(schema))
 
 
+def test_patterns_that_are_one_are_refused() -> None:
+    schema = {"patternProperties": {"^[[]$": {"type": "string"}, r"^[\[]$": {"type": "integer"}}}
+    with pytest.raises(GrammarRefused, match="/patternProperties: two of its patterns are the same"):
+        grammar_of("json_schema", json.dumps(schema))
+
+
 def test_a_pattern_of_brackets_takes_no_time() -> None:
     grammar_of("json_schema", json.dumps({"type": "string", "pattern": "[" * 10**6}))
 

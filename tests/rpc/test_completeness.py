@@ -259,7 +259,8 @@ def test_what_the_process_fails_on_is_no_answer(checker: GrammarChecker) -> None
 def begins_with_reasoning(made: Outputs, tokenizer: Tokenizer, messages: list[ChatMessage], before: str = "") -> bool:
     """Whether the last message, which is continued behind what a template writes before it, goes on with reasoning."""
     asked = Spec(Chat(tuple(messages), add_generation_prompt=False, continue_final_message=True))
-    prompt = "".join(f"[{one.role}]{before if one is messages[-1] else ''}{one.content}" for one in messages)
+    texts = ["".join(map(str, one.parts)) for one in messages]
+    prompt = f"[user]{texts[0]}[assistant]{before}{texts[1]}"
     return made.form.thinks(made.prompt_end(asked, tokenizer.encode(prompt, False), tokenizer), continues=True)
 
 
@@ -271,10 +272,13 @@ def begins_with_reasoning(made: Outputs, tokenizer: Tokenizer, messages: list[Ch
         ("", "<think>no</think>" + "so then " * 200, False),
         ("<think></think>\n", "so then", False),
         ("", "so then", False),
+        ("", ("<think>\nLet me ", "see"), True),
+        ("", " ", False),
+        ("<think>\n", " ", True),
     ],
 )
 def test_reasoning_that_is_continued_was_begun_in_the_message_itself(
-    made: Outputs, tokenizer: Tokenizer, before: str, text: str, reasons: bool
+    made: Outputs, tokenizer: Tokenizer, before: str, text: str | tuple[str, ...], reasons: bool
 ) -> None:
     for question in ("a", "What does <think> do?", "And </think>?"):
         messages = [ChatMessage("user", question), ChatMessage("assistant", text)]

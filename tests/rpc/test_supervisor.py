@@ -432,7 +432,8 @@ async def test_engines_serve_beside_one_that_does_not_start_and_is_tried_again(
 ) -> None:
     monkeypatch.setattr(module, "FIRST_DELAY", 0.0)
     rig = Rig(tokenizer)
-    broken, fine = FakeHost([EngineStartError("GPU 0 is lost")] * 3), FakeHost()
+    lost = [EngineStartError("GPU 0 is lost"), TimeoutError("its process does not end"), OSError("no fork")]
+    broken, fine = FakeHost(lost), FakeHost()
     supervisor = Supervisor([broken, fine], rig.frontend)
     await supervisor.start()
     assert rig.frontend.health()
