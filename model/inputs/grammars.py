@@ -8,6 +8,7 @@ which tokens may follow. A frontend translates a constraint and tries the gramma
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -149,8 +150,12 @@ TIME = "[0-9]{2}:[0-9]{2}:[0-5]"  # without leap seconds, as they are not in eve
 ATOM, LABEL = "[A-Za-z0-9_+-]", "[A-Za-z0-9]([A-Za-z0-9-]{0,28}[A-Za-z0-9])?"
 CLASSES = re.compile(r"\\.|\[\^?(?:[^\]\\]++|\\.)*+(?:\]|\\?\Z)", re.DOTALL)
 """Escapes, and classes as ECMA-262 has them. One without an end goes to the end, so that nothing is looked at twice."""
-CLASS_PARTS = re.compile(r"\\.|(&&|~~|--)|\[", re.DOTALL)
-"""Escapes, operators of Rust's classes, and brackets in a class."""
+CLASS_ATOM = r"(\\(?:x[0-9A-Fa-f]{2}|u\{[0-9A-Fa-f]+\}|u[0-9A-Fa-f]{4}|c[A-Za-z]|.)|[^\\])"
+CLASS_ITEMS = re.compile(f"{CLASS_ATOM}(?:-{CLASS_ATOM})?", re.DOTALL)
+RUSTS, ANY = "[&~-^", r"[\s\S]"
+"""Characters with a meaning in Rust's classes that ECMA-262 has not everywhere; the class of all characters."""
+SPACES = {r"\s": (r"[\s--\x85]", r"[\s\u{FEFF}]"), r"\S": (r"[^\s\u{FEFF}]", r"[\S\x85]")}
+"""What is surely white space or not, and in a negated class what may be: U+0085 is in Rust, U+FEFF in ECMA-262."""
 
 NARROWED: dict[str, dict[str, Any]] = {
     "date": {"pattern": f"^{DATE}$"},
@@ -264,23 +269,34 @@ def _take_patterns(schema: dict[str, Any], where: str) -> None:
 
 
 def _plain_pattern(pattern: str, where: str) -> str:
-    """Returns an expression of JSON Schema as Rust's. In its classes a bracket is a character, and begins no class.
+    """Returns an expression of JSON Schema as Rust's, in whose classes brackets and some pairs have a meaning.
 
     Raises:
-        GrammarRefused: A class is empty, or has two characters that are an operator of Rust's classes.
+        GrammarRefused: A class is empty.
     """
 
     def plain(found: re.Match[str]) -> str:
         text = found[0]
+        if text in SPACES:
+            return SPACES[text][0]
         if text[0] == "\\" or text[-1] != "]":
             return text
-        start = 2 if text.startswith("[^") else 1
-        inside = text[start:-1]
-        if not inside or any(one[1] for one in CLASS_PARTS.finditer(inside)):
-            raise GrammarRefused(f"{where}: {shown(text)} cannot be kept: a class is empty, or has &&, ~~ or --")
-        return text[:start] + CLASS_PARTS.sub(lambda one: "\\[" if one[0] == "[" else one[0], inside) + "]"
+        if text == "[]":
+            raise GrammarRefused(f"{where}: the class [] is empty")
+        if text == "[^]":
+            return ANY
+        negated = text.startswith("[^")
+        start = 1 + negated
+        return text[:start] + CLASS_ITEMS.sub(partial(_plain_item, negated), text[start:-1]) + "]"
 
     return CLASSES.sub(plain, pattern)
+
+
+def _plain_item(negated: bool, found: re.Match[str]) -> str:
+    """Returns an item of a class, a character or a range, with the characters escaped that Rust gives a meaning."""
+    if found[0] in SPACES:
+        return SPACES[found[0]][negated]
+    return "-".join("\\" + one if one and one in RUSTS else one for one in (found[1], found[2]) if one is not None)
 
 
 def _texts(value: Any, deep: bool) -> Iterator[str]:

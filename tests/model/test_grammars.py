@@ -294,10 +294,15 @@ def test_what_only_looks_like_a_keyword_is_taken(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"^[a[b]{4}$", r"^[^[\]]{3}$", r"^[[:alpha:]]$", r"^\[[&a~]{2}\]$", r"^[\[\]\\]{3}$"]
-)
-def test_brackets_in_a_class_are_characters(pattern: str) -> None:
-    """In Rust's expressions they begin classes of classes."""
+    "pattern",
+    [
+        r"^[a[b]{4}$", r"^[^[\]]{3}$", r"^[[:alpha:]]\]$", r"^\[[&a~]{2}\]$", r"^[\[\]\\]{3}$", "^[^a&&b]{3}$",
+        "^[^a~~b]{3}$", "^[^!--]{3}$", "^[ -~~]{3}$", "^[+--]{3}$", "^[--a]{3}$", "^[a-z&&]+$", "^[a-]{3}$",
+        "^[a^]{3}$", r"^[\d-]{3}$", r"^[\x41-\u0043]{3}$",
+    ],
+)  # fmt: skip
+def test_characters_of_a_class_are_ecmas(pattern: str) -> None:
+    """In Rust's expressions brackets begin classes of classes, and some pairs are operators."""
     for seed in range(30):
         schema = {"type": "string", "pattern": pattern}
         made = json.loads(walk(Structured.json_schema(schema), seed))
@@ -306,10 +311,21 @@ def test_brackets_in_a_class_are_characters(pattern: str) -> None:
         jsonschema.validate(json.loads(walk(Structured.json_schema(closing), seed)), closing)
 
 
-@pytest.mark.parametrize("pattern", ["^[^a&&b]$", "^[^a~~b]$", "^[^!--]$", "^[]$", "^[^]$"])
-def test_operators_of_other_expressions_are_refused_by_name(pattern: str) -> None:
-    for schema in ({"type": "string", "pattern": pattern}, {"patternProperties": {pattern: {}}}):
-        with pytest.raises(GrammarRefused, match=r"/pattern.*: \[.*cannot be kept"):
+@pytest.mark.parametrize("space", [r"\s", r"[\s]", r"[x\s]", r"[^\S]"])
+@pytest.mark.parametrize("other", [r"\S", r"[\S]", r"[x\S]", r"[^\s]"])
+def test_characters_that_are_white_space_for_some_are_in_no_class_of_it(space: str, other: str) -> None:
+    """U+0085 is for Rust and Python, U+FEFF for ECMA-262."""
+    for pattern, kept, left in ((space, " \u00a0\u3000", "a"), (other, "a\u0660", " \u3000")):
+        grammar = grammar_of("json_schema", json.dumps({"type": "string", "pattern": f"^{pattern}$"}))
+        for character in kept + left + "\u0085\ufeff":
+            matcher, text = LLMatcher(BYTES, grammar, log_level=0, limits=limits()), f'"{character}"'.encode()
+            taken = matcher.validate_tokens(list(text)) == len(text)
+            assert taken == (character in kept), (pattern, character)
+
+
+def test_an_empty_class_is_refused_by_name() -> None:
+    for schema in ({"type": "string", "pattern": "^[]$"}, {"patternProperties": {"^[]$": {}}}):
+        with pytest.raises(GrammarRefused, match=r"/pattern.*: the class \[\] is empty"):
             grammar_of("json_schema", json.dumps(schema))
 
 

@@ -1,7 +1,7 @@
 """Grammars of a call's arguments by their JSON schema, in each form of arguments."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from llguidance import LLTokenizer
@@ -134,6 +134,8 @@ class ArgumentsGrammar:
             value = self._json(schema if isinstance(schema, dict) else {}, whole)
             return f"{self._before(tags, key, False)} {value} {self._literal(tags.end)}"
         ways = list(_alternatives(schema, whole, key))
+        if "null" in types and not tags.typed and not any(map(_allows_null, ways)) and _may_be_null(ways, whole, key):
+            raise GrammarRefused(f"properties/{key[:40]}: the text null reads as null in this model's calls")
         made = [self._text(tags, key, one) for one in ways if "string" in types_of(one, whole)]
         if any(_allows_null(one) for one in ways):
             made.append(f'{self._before(tags, key, False)} "null" {self._literal(tags.end)}')
@@ -236,6 +238,12 @@ def _alternatives(schema: Mapping[str, Any], whole: Mapping[str, Any], key: str)
 def _allows_null(schema: Mapping[str, Any]) -> bool:
     listed = [[schema["const"]] if "const" in schema else [None], schema.get("enum", [None])]
     return "null" in types_of(schema, {}) and all(None in one for one in listed)
+
+
+def _may_be_null(ways: Iterable[Mapping[str, Any]], whole: Mapping[str, Any], key: str) -> bool:
+    """Returns whether one of a schema's alternatives allows the text null."""
+    listed = (_texts_of(one, key) for one in ways if "string" in types_of(one, whole))
+    return any(texts is None or any(text.strip() == "null" for text in texts) for texts in listed)
 
 
 def _texts_of(schema: Mapping[str, Any], key: str) -> list[str] | None:

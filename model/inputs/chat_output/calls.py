@@ -155,14 +155,17 @@ class CallReader:
         if (yield from source.skip_space()) != OBJECT_START:
             return False
         source.at += 1
-        given, others = False, False
+        given, others, first = False, False, True
         while (char := (yield from source.skip_space())) != "}":
-            if char == ",":
+            if char == "," and not (self._form.at_start and first):
                 source.at += 1
                 continue
+            before, first = source.at, False
             key = yield from self._json_text()
             if key is None or (yield from source.skip_space()) != ":":
                 return given
+            if self._form.at_start and not given and not source.text.startswith(f'"{key}"', before):
+                return given  # its grammar knows a call by its first key, as models write it
             source.at += 1
             is_arguments = key in (arguments_key, *ARGUMENTS)
             others |= not (is_arguments or key == name_key or key in BESIDE)

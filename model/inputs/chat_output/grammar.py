@@ -9,15 +9,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from model.inputs.chat_output.arguments_grammar import ArgumentsGrammar
 from model.inputs.chat_output.calls import ARGUMENTS, BESIDE
 from model.inputs.chat_output.formats import ToolFormat
 from model.inputs.chat_output.grammar_form import OutputForm
-from model.inputs.grammars import UNFORCED, escaped
+from model.inputs.chat_output.parser import GAP
+from model.inputs.grammars import UNFORCED, escaped, limits
+from scheduler.structured import CHOICE, GRAMMAR, REGEX
 
 ANY = "/(?s:.*)/"
+SPACE = r"[\s\x1C-\x1F]*"  # as Python has it
+WORDS, NEW_LINE = (REGEX, CHOICE, GRAMMAR), ord("\n")
+"""Constraints with texts that are not JSON; the token of a new line in a tokenizer of bytes."""
 
 
 class OutputGrammar:
@@ -40,7 +45,9 @@ class OutputGrammar:
             GrammarRefused: A strict tool's schema cannot be enforced. Names the field.
         """
         form, tools = self._form, self._form.tools
-        self._rules.append("GAP: /\\n{0,2}/")
+        # Before an answer that may begin with a new line there are all of them: the parser must know which are its own.
+        least = GAP if form.reasoning and answer and self._begins_with_line(answer) else 0
+        self._rules.append(f"GAP: /\\n{{{least},{GAP}}}/")
         options = []
         if tools is not None and form.offered:
             options += self._calls(tools, after_text=not form.required and not answer)
@@ -52,6 +59,14 @@ class OutputGrammar:
                 options.append(self._sequence(self._content_begin(), "@answer"))
         self._rule("output", " | ".join(options))
         self._rule("start", self._sequence(*self._reasoning(), "output"))
+
+    def _begins_with_line(self, answer: Sequence[Mapping[str, Any]]) -> bool:
+        """Returns whether a new line may be the first character of an answer. One of structural tags may lose it."""
+        if self._form.answer is None or self._form.answer[0] not in WORDS:
+            return False
+        named = [{**answer[0], "name": "main"}, *map(dict, answer[1:])]
+        matcher = LLMatcher(self._tokenizer, json.dumps({"grammars": named}), log_level=0, limits=limits())
+        return not matcher.is_error() and matcher.validate_tokens([NEW_LINE]) == 1
 
     def text(self, ids: Mapping[str, int]) -> str:
         """Returns the grammar in llguidance's form. ids: token ids of marks."""
@@ -134,15 +149,15 @@ class OutputGrammar:
         form = self._form.reasoning
         if form is None or self._at_mark(form.begin)[1]:
             return ""
-        return f"\\s*{escaped(form.begin.strip())}(?s:.*)"
+        return f"{SPACE}{escaped(form.begin.strip())}(?s:.*)"
 
     def _beginning(self, tools: ToolFormat) -> str:
         """Returns the expression of texts that begin as a call does, where a call stands at the beginning alone."""
         if tools.keys:
             keys = "|".join((*tools.keys, *ARGUMENTS, *BESIDE))
-            return f'\\s*{escaped(tools.trigger)}\\s*"({keys})"(?s:.*)'
+            return f'{SPACE}{escaped(tools.trigger)}{SPACE}"({keys})"(?s:.*)'
         names = "|".join(escaped(tool.name) for tool in self._form.offered)
-        return f"\\s*{escaped(tools.trigger)}\\s*({names})\\s*{escaped(tools.named.strip())}(?s:.*)"
+        return f"{SPACE}{escaped(tools.trigger)}{SPACE}({names}){SPACE}{escaped(tools.named.strip())}(?s:.*)"
 
     # Calls
 

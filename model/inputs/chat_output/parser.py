@@ -15,6 +15,7 @@ from model.inputs.chat_output.parsed import Parsed
 from model.inputs.chat_output.source import Source, Waiting
 
 LIST, LIST_END = "[", "]"
+GAP = 2  # new lines behind reasoning that a constrained answer does not have: its grammar writes as many
 MOST_HEAD = 2**14  # characters from the beginning of a call to the beginning of its arguments
 
 
@@ -52,6 +53,7 @@ class OutputParser:
         self._space = list[str]()  # at the end of content so far; dropped where a call or reasoning follows
         self._blank = True  # there was no content yet
         self._strips = False  # whitespace that comes next is dropped
+        self._gap = 0  # of a constrained answer, so many new lines at most
         self._reasoned = parsing.thinks  # there was reasoning
         self._answers = self._answered = False  # the content began, or has ended, as `ReasoningFormat.answer` says
         self.reasons = parsing.thinks
@@ -86,7 +88,10 @@ class OutputParser:
     def _all_stops(self) -> tuple[str, ...]:
         tools, reasoning = self._parsing.tools, self._parsing.reasoning
         stops = tools.triggers if tools else ()
-        stops += (reasoning.begin.strip(), *reasoning.dropped, *reasoning.answer) if reasoning else ()
+        if reasoning:
+            # A constrained answer is all of the content: no grammar writes something around it.
+            around = () if self._parsing.answers else reasoning.answer
+            stops += (reasoning.begin.strip(), *reasoning.dropped, *around)
         return tuple(sorted(dict.fromkeys(stops), key=len, reverse=True))
 
     def _all(self) -> Waiting[None]:
@@ -96,7 +101,9 @@ class OutputParser:
             yield from self._reasoning(parsing.reasoning)
         while (stop := (yield from source.until(self._stops, self._content))) is not None:
             if parsing.reasoning and stop in parsing.reasoning.dropped:
-                self._strips = True
+                self._strips, self._gap = True, 0
+                if self._parsing.answers and self._blank:
+                    self._space.clear()
             elif parsing.reasoning and stop in parsing.reasoning.answer:
                 self._around_answer(stop, parsing.reasoning.answer)
             elif parsing.reasoning and stop == parsing.reasoning.begin.strip():
@@ -122,7 +129,7 @@ class OutputParser:
 
     def _content(self, text: str) -> None:
         if self._strips:
-            text = text.lstrip()
+            text = self._without_gap(text) if self._parsing.answers else text.lstrip()
         kept = text.rstrip()
         if kept:
             self._strips = self._blank = self._answered = False
@@ -130,6 +137,13 @@ class OutputParser:
             self._new.content += "".join(self._space) + self._shown(kept)
             self._space.clear()
         self._space.append(text[len(kept) :])
+
+    def _without_gap(self, text: str) -> str:
+        """Drops what is left of the new lines before a constrained answer, whose own white space is its own."""
+        lines = len(text) - len(text.lstrip("\n"))
+        text = text[min(lines, self._gap) :]
+        self._gap = 0 if text else self._gap - lines
+        return text
 
     def _shown(self, text: str) -> str:
         return self._parsing.marks.shown(text)
@@ -152,7 +166,7 @@ class OutputParser:
         stop = yield from self._source.until((form.end.strip(),), give)
         if stop is None:
             self._new.reasoning += "".join(held)
-        self.reasons, self._strips = False, True
+        self.reasons, self._strips, self._gap = False, True, GAP
 
     # Calls
 

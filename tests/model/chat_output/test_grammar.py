@@ -242,6 +242,49 @@ def test_an_answer_behind_reasoning() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reasoning", "structured", "gaps", "answers"),
+    [
+        ("think", Structured.regex(r"( |\n)*x"), ["\n\n"], ["x", "\nx", " x", "\n\n\n x", "  \n x"]),
+        ("think", Structured.choice(["\n\n\na", " b"]), ["\n\n"], ["\n\n\na", " b"]),
+        ("think", Structured.regex(" *x"), ["", "\n", "\n\n"], ["x", "  x"]),
+        ("hunyuan", Structured.regex("<answer>x</answer>"), ["", "\n\n"], ["<answer>x</answer>"]),
+        ("harmony", Structured.regex(r"( |\n)*x"), ["\n\n<|channel|>final<|message|>"], ["x", "\n\n x"]),
+    ],
+)
+def test_white_space_of_an_answer_behind_reasoning_is_its_own(
+    reasoning: str, structured: Structured, gaps: list[str], answers: list[str]
+) -> None:
+    form = form_of("hermes", False, reasoning)
+    wanted, parsing = form.form(ToolUse(), structured, ""), form.parsing(ToolUse(), {}, False, str, answers=True)
+    assert wanted is not None
+    assert parsing is not None
+    assert form.reasoning is not None
+    texts, before = Language(wanted), form.reasoning.begin + "hm" + form.reasoning.end + form.reasoning.behind
+    for answer in answers:
+        assert texts.allows(form.marks.marked(before + answer.lstrip("\n"))) == ("" in gaps)
+        for gap in gaps:
+            written = form.marks.marked(before + gap + answer)
+            assert texts.allows(written)
+            for step in (1, 2, len(written)):
+                parser, content = OutputParser(parsing), ""
+                for at in range(0, len(written), step):
+                    content += parser.push(written[at : at + step]).content
+                assert content + parser.end().content == answer
+
+
+def test_a_call_at_the_start_is_known_by_its_first_key() -> None:
+    """What the mask of a strict tool does not know as a call is none."""
+    form, texts = language("llama3", False, True, ToolChoice.AUTO)
+    for text in (
+        '{,"name": "get_time", "parameters": {"tz": 1}}',
+        '{"n\\u0061me": "get_time", "parameters": {"tz": 1}}',
+        '{\x1c"name": "get_time", "parameters": {"tz": 1}}',
+    ):
+        assert not (texts.allows(text) and parsed(form, text).calls)
+    assert parsed(form, '{"name": "get_time", "parameters": {"tz": "UTC"}}').calls
+
+
+@pytest.mark.parametrize(
     ("name", "schema", "why"),
     [
         ("hermes", {"type": "object", "properties": {"a": {"not": {}}}}, "not"),
@@ -256,6 +299,8 @@ def test_an_answer_behind_reasoning() -> None:
         ("qwen3_coder", {"type": "object", "properties": {"a": {"$ref": "#/properties/b"}, "b": {}}}, "$ref"),
         ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "enum": [1]}}}, "allows no text"),
         ("glm45", {"type": "object", "properties": {"a": {"type": "string", "enum": ["b"], "const": "a"}}}, "no text"),
+        ("glm45", {"type": "object", "properties": {"a": {"type": ["string", "null"], "enum": ["a", "null"]}}},
+         "reads as null"),
         ("hermes", {"type": "object", "properties": {"\ud800": {}}}, "lone surrogate"),
         ("gemma4", {"type": "object", "properties": {"a": {}}}, "can have texts, numbers"),
         ("gemma4", {"type": "object", "properties": {"a": True}}, "need a type"),
