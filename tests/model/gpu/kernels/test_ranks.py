@@ -61,16 +61,19 @@ def choose(
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the back end open where kernels run in the interpreter, one at a time: it changes Triton's own functions."""
-    from triton.runtime.interpreter import GridExecutor
+    """Lets the back end open where kernels run in the interpreter, one at a time.
 
-    lock, launch = threading.Lock(), GridExecutor.__call__
+    The interpreter changes Triton's own functions, and `ast` of CPython 3.11 fails in two threads at once.
+    """
+    from triton.runtime.interpreter import InterpretedFunction
 
-    def launch_alone(*args: Any, **options: Any) -> None:
+    lock, run = threading.Lock(), InterpretedFunction.run
+
+    def run_alone(*args: Any, **options: Any) -> None:
         with lock:
-            launch(*args, **options)
+            run(*args, **options)
 
-    monkeypatch.setattr(GridExecutor, "__call__", launch_alone)
+    monkeypatch.setattr(InterpretedFunction, "run", run_alone)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "the interpreter")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(attention_backend, "tuning_for", lambda *_: SMALL)
