@@ -135,9 +135,11 @@ class Replay:
         steps: Steps replayed.
         requests: Attempts submitted.
         seconds: Time between the first and the last call.
+        raised: Exception of the last call, which the recording's had too; None without one.
     """
 
     def __init__(self, recording: Recording) -> None:
+        self.raised: Exception | None = None
         self._recording, blueprint = recording, recording.blueprint
         size = blueprint.layout.page_size
         self._hasher = BlockHasher(REPLAY_SECRET, b"", size) if blueprint.prefix_cache else None
@@ -173,7 +175,7 @@ class Replay:
         try:
             plan = self.scheduler.schedule(now, events)
         except Exception as error:
-            raised = type(error).__name__
+            raised, self.raised = type(error).__name__, error
         if self._differs(call, raised, plan) or raised:
             return None
         self.steps += plan is not None
@@ -185,7 +187,7 @@ class Replay:
         try:
             outputs = self.scheduler.commit(result, now)
         except Exception as error:
-            raised = type(error).__name__
+            raised, self.raised = type(error).__name__, error
         if self._differs(call, raised, None) or outputs is None:
             return None
         return ReplayedCall(now, outputs=outputs)

@@ -255,16 +255,21 @@ class Running:
                     continue
                 if row is not None:
                     child.lost = int(self.rows.scheduled[row])  # computed, and not kept for this child
-                self.queue.push(child)
+                self._queue_hypothesis(child)
         for move in moves:
             row = rows[move.parent]
             if move.slot == move.parent:
                 if row is None:
-                    self.queue.push(search.suspended.pop(move.slot).extended(move.slot, move.token))
+                    self._queue_hypothesis(search.suspended.pop(move.slot).extended(move.slot, move.token))
                 else:
                     self.rows.append(np.array([row]), np.array([move.token], np.int32))
                     self.rows.length[row] += 1
                     self.forced[row] = move.token
+
+    def _queue_hypothesis(self, sequence: Sequence) -> None:
+        """Queues a hypothesis, whose request is not held: its grammar is there."""
+        self._policy.begins_to_wait(sequence, self.queue, self.rows)
+        self.queue.push(sequence)
 
     def idle(self) -> list[int]:
         """Returns rows whose hypotheses have offered and wait for the others of their search."""

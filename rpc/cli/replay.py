@@ -52,6 +52,7 @@ def replay(
         "requests": run.requests,
         "seconds": run.seconds,
         "ended": recording.ended or None,
+        "raised": None if run.raised is None else f"{type(run.raised).__name__}: {run.raised}",
         "difference": None,
     }
     if found is not None:
@@ -62,6 +63,8 @@ def replay(
         print(json.dumps(shown))
     elif found is None:
         print(f"the same plans: {run.steps:,} steps, {run.requests:,} requests, {run.seconds:.1f} s")
+        if run.raised is not None:
+            print(f"the last call ended with {shown['raised']}, as recorded")
         if recording.ended:
             print(f"the recording ended early: {recording.ended}")
     else:

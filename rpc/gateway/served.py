@@ -19,6 +19,7 @@ MOST_TEXTS = 2**19  # tokens of all models; the largest vocabularies have 2**18
 BROKEN = "\ufffd"
 AT_ONCE = 8  # texts that one answer asks for at once: other calls wait less
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # seconds before another try to get a text
+PATIENCE = 10.0  # seconds after which no other try begins
 BUSY = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -110,11 +111,12 @@ class ServedModels:
         Raises:
             grpc.RpcError: No server gives it, some seconds long.
         """
+        until = time.monotonic() + PATIENCE
         for pause in PAUSES:
             try:
                 return await self._detokenize(ids, name, metadata, skip_special_tokens)
             except grpc.RpcError as error:
-                if error.code() not in BUSY:
+                if error.code() not in BUSY or time.monotonic() > until:
                     raise
             await asyncio.sleep(pause)
         return await self._detokenize(ids, name, metadata, skip_special_tokens)

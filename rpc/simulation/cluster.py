@@ -153,6 +153,7 @@ class Cluster:
         for request, tokens in (stops or {}).items():
             self._stops[request] = tokens
         self._asked: dict[int, Submit] = {}  # requests as they came first
+        self._served = set[int]()  # requests with which an engine has begun
         self.samples: list[tuple[float, ...]] = []
         self._random = random.Random(deployment.seed)  # noqa: S311 - it hides nothing
         made, many = deployment.blueprint, deployment.most > 1
@@ -255,15 +256,13 @@ class Cluster:
     def _go_on(self, left: Sequence[Submit], now: float) -> None:
         """Submits the requests of an engine that is gone to others, with the tokens that they have."""
         for number in [self.ledger.request_of(submit.attempt) for submit in left]:
-            asked, drawn = self._asked[number], int(self.ledger.tokens[number])
-            emitted = asked.emitted
+            asked, emitted = self._asked[number], self._asked[number].emitted
             if asked.request.count > 1:  # it begins anew: which tokens are whose is not booked
                 self.ledger.tokens[number] = 0
-            elif have := sum(len(tokens or ()) for tokens in emitted) + drawn:
+            elif have := sum(len(tokens or ()) for tokens in emitted) + int(self.ledger.tokens[number]):
                 emitted = ((FILLER,) * have,)
             attempt = self.ledger.again(number)
-            request = _with_time_left(asked.request, now - float(self.ledger.came[number]), drawn > 0)
-            self._send(number, replace(asked, attempt=attempt, request=request, emitted=emitted, again=True), now)
+            self._send(number, replace(asked, attempt=attempt, emitted=emitted, again=True), now)
 
     def _due(self, node: _Node) -> None:
         """Enters an engine's next moment among the events, where it is not there yet."""
@@ -286,6 +285,7 @@ class Cluster:
         firsts, gaps = self.ledger.take(outputs, now)
         if self._slo_counts:
             self._slo.observe(firsts.tolist(), _counted(gaps))
+        self._served.update(self.ledger.request_of(start.attempt) for start in outputs.starts)
         for attempt in outputs.over:
             node.submits.pop(attempt, None)
             if self._place.pop(attempt, None) is not None:
@@ -327,10 +327,10 @@ class Cluster:
         self.ledger.reasons[request] = reason
         self._open_requests.discard(request)
 
-    def _give_up(self, request: int, submit: Submit, now: float) -> None:  # noqa: ARG002
+    def _give_up(self, request: int, submit: Submit, reason: EndReason, now: float) -> None:  # noqa: ARG002
         if (request, submit) in self._homeless:
             self._homeless.remove((request, submit))
-            self._close(request, EndReason.ENGINE_FAILED)
+            self._close(request, reason)
 
     def _send(self, request: int, submit: Submit, now: float) -> None:
         """Sends a request to an engine, or keeps it for a time until there is one."""
@@ -339,9 +339,13 @@ class Cluster:
             self._close(request, EndReason.FINISHED)
             return
         nodes = self._serving_nodes()
+        age, served = now - float(self.ledger.came[request]), request in self._served
+        submit = replace(submit, request=_with_time_left(self._asked[request].request, age, served))
         if not nodes:
             self._homeless.append((request, submit))
-            self._at(now + PARKED_SECONDS, partial(self._give_up, request, submit))
+            timeout = math.inf if submit.request.queue_timeout is None else submit.request.queue_timeout
+            reason = EndReason.QUEUE_TIMEOUT if timeout < PARKED_SECONDS else EndReason.ENGINE_FAILED
+            self._at(now + min(timeout, PARKED_SECONDS), partial(self._give_up, request, submit, reason))
             return
         node = nodes[0] if len(nodes) == 1 else self._choose(nodes, submit)
         node.replica.attempt_sent(submit.attempt, _length(submit))

@@ -134,6 +134,7 @@ class Trace:
                 busy += seconds
         if replay.difference is not None:
             raise RecordingError(f"step {replay.difference.step} differs: another version has decided otherwise")
+        ledger.cut.update(number for number, one in requests.items() if _left(one) and not one.tokens)
         first = min((one.at for one in requests.values()), default=0.0)
         stats, lasted = replay.scheduler.stats(), max(last - first, 0.0)
         counts = stats.preemptions, stats.prefix_hits, stats.prefix_queries
@@ -221,7 +222,11 @@ def recorded_stops(trace: Trace) -> dict[int, int]:
 
 
 def _stops(one: TracedRequest) -> bool:
-    return bool(one.tokens) and any(index is None for _, index in one.left)
+    return bool(one.tokens) and _left(one)
+
+
+def _left(one: TracedRequest) -> bool:
+    return any(index is None for _, index in one.left)
 
 
 def recorded_draws(trace: Trace) -> Callable[[Ledger], Draws]:

@@ -80,7 +80,7 @@ def test_replay_says_what_it_ran(recorded: Path) -> None:
     assert done.exit_code == 0
     assert done.stdout == "the same plans: 8 steps, 3 requests, 8.0 s\n"
     assert json.loads(run("replay", str(recorded), "--json").stdout) == {
-        "steps": 8, "requests": 3, "seconds": 8.0, "ended": None, "difference": None,
+        "steps": 8, "requests": 3, "seconds": 8.0, "ended": None, "raised": None, "difference": None,
     }  # fmt: skip
 
 

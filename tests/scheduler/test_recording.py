@@ -295,7 +295,9 @@ def test_an_exception_of_the_scheduler_is_recorded_and_raised_again() -> None:
     with pytest.raises(RuntimeError, match="step 5 was collected"):
         scheduler.commit(StepResult(5, np.zeros(1, np.int32), Logprobs.none()), 1.0)
     assert '"raised":"RuntimeError"' in lines[-1]
-    assert Replay(Recording.parse(lines)).run() is None
+    again = Replay(Recording.parse(lines))
+    assert again.run() is None
+    assert "step 5 was collected" in str(again.raised)
     without = lines[-1].replace(',"raised":"RuntimeError"', "")
     found = Replay(Recording.parse([*lines[:-1], without])).run()
     assert found == PlanDifference(1, "raised", None, "RuntimeError")

@@ -56,6 +56,23 @@ def test_time_in_the_queue_is_over_for_a_request_that_was_served() -> None:
     assert Cluster(killing, traffic).run().ledger.reasons[2] is EndReason.QUEUE_TIMEOUT, "which was never served"
 
 
+def test_times_go_on_while_there_is_no_engine() -> None:
+    dead = replace(KILL, faults=(Fault(0.0, "kill", 0),), start=20.0, failover=0.1)
+    request = replace(make_request(0, 50, 30), queue_timeout=3.0)
+    serving = Cluster(dead, [Timed(1.0, 0, Submit(0, request))]).run()
+    assert serving.ledger.reasons == {0: EndReason.QUEUE_TIMEOUT}
+    assert serving.seconds == pytest.approx(3.0)
+
+
+def test_a_served_request_of_several_sequences_waits_however_often_its_engine_dies() -> None:
+    one_row = replace(PATIENT, settings=replace(PATIENT.settings, max_sequences=2))
+    faults = (Fault(0.3, "kill", 0), Fault(0.7, "kill", 1))
+    killing = Deployment(one_row, COSTS, 3, faults=faults, start=1e6, failover=0.1)
+    request = replace(make_request(0, 50, 300), queue_timeout=0.5, count=2)
+    serving = Cluster(killing, [Timed(0.0, i, Submit(i, request)) for i in range(3)]).run()
+    assert set(serving.ledger.reasons.values()) == {EndReason.LENGTH}
+
+
 def test_several_sequences_begin_anew_with_the_tokens_that_they_came_with() -> None:
     request = replace(make_request(0, 50, 60), count=2)
     known = Timed(0.0, 0, Submit(0, request, emitted=((5,) * 50, (5,) * 20), again=True))
