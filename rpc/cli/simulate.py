@@ -42,17 +42,14 @@ TENANT_COLUMNS = {
 }
 """Figures of a tenant, by the heading of their column."""
 
-Slo = Annotated[
-    str | None,
-    typer.Option(
-        "--slo", show_default=False, help="Targets of a request: ttft=500ms,itl=50ms, or one of them; itl is a mean."
-    ),
-]
+SLO = typer.Option(
+    "--slo", show_default=False, help="Targets of a request: ttft=500ms,itl=50ms, or one of them; itl is a mean."
+)
 
 
 @with_settings({**PANELS, DeploymentSettings: "Deployment", ScalingSettings: "Autoscaling"})
 def simulate(
-    slo: Slo = None,
+    slo: Annotated[str | None, SLO] = None,
     html: HtmlFile = None,
     as_json: AsJson = False,
     **values: Any,
@@ -99,10 +96,7 @@ def simulate(
 
 @with_settings(PANELS)
 def plan(
-    slo: Annotated[
-        str,
-        typer.Option("--slo", show_default=False, help="Targets of a request: ttft=500ms,itl=50ms, or one of them."),
-    ],
+    slo: Annotated[str, SLO],
     percentile: Annotated[
         float, typer.Option(min=0.0, max=100.0, help="Percentage of the requests that have to keep the targets.")
     ] = 99.0,
@@ -133,7 +127,7 @@ def plan(
         print(json.dumps({"replicas": best, "trials": trials}))
     else:
         _print_about(scenario)
-        columns = ("engines", "change", "within targets", "ttft p99", "itl p99", "prefix hits", "preemptions")
+        columns = ("engines", "change", "within targets", "ttft p99, s", "itl p99, s", "prefix hits", "preemptions")
         print_table(columns, [_trial_row(one) for one in found.trials], ("change",), columns[:1] + columns[2:])
         share = f"{percentile:g} % of the requests within {slo}"
         print(f"\n{best} engines serve {share}" if best else f"\n{most} engines do not serve {share}")
@@ -216,6 +210,6 @@ def _said(trial: "Trial") -> str:
 
 
 def _trial_row(trial: "Trial") -> list[str]:
-    shown = "first token, s, p99", "between two tokens, s, p99", "prefix hits", "preemptions"
+    shown = "first token, s, p99", "a token after it, s, p99", "prefix hits", "preemptions"
     figures = [written(trial.figures[name]) for name in shown]
     return [str(trial.replicas), trial.change, f"{trial.met:.2%}", *figures]

@@ -112,7 +112,7 @@ def check_simulated(config: EngineConfig) -> None:
 def blueprint_of(config: EngineConfig, profile: Profile) -> Blueprint:
     """Returns the blueprint of a simulated engine: the profile's, with what the settings say otherwise.
 
-    A pool keeps its bytes where the page size changes. Raises ValueError where it is smaller than a page.
+    Pools keep their bytes where the page size changes. Raises ValueError where it is smaller than a page.
     """
     own, settings, cache = profile.blueprint, config.model, config.cache
     layout = replace(own.layout, page_size=settings.page_size)
@@ -120,7 +120,8 @@ def blueprint_of(config: EngineConfig, profile: Profile) -> Blueprint:
     pages = own.pages * own.layout.page_bytes // layout.page_bytes if memory is None else memory // layout.page_bytes
     if pages < layout.tables:
         raise ValueError(f"--kv-cache-memory is {memory} bytes: a page of the profile takes {layout.page_bytes}")
-    slots = own.host_slots if settings.host_cache_memory is None else settings.host_cache_memory // layout.page_bytes
+    host = own.host_slots * own.layout.page_bytes if settings.host_cache_memory is None else settings.host_cache_memory
+    slots = host // layout.page_bytes
     scheduling = config.scheduler.with_defaults(own.settings.step_tokens, own.settings.depth)
     return Blueprint(
         scheduling, config.queue, layout, pages, cache.eviction, slots if cache.prefix_cache else 0, cache.prefix_cache

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from cache_manager.settings import CacheSettings
 from scheduler.blueprint import Blueprint
+from scheduler.settings import SCHEDULING_POLICIES
 
 PARTS = re.compile(r"([+-])([0-9]+(?:\.[0-9]+)?)%")
 
@@ -35,6 +36,8 @@ class Changes:
         Raises:
             ValueError: A setting is not valid.
         """
+        if self.policy is not None and self.policy not in SCHEDULING_POLICIES:
+            raise ValueError(f"--policy is {self.policy!r}, must be one of {', '.join(SCHEDULING_POLICIES)}")
         names = ("policy", "max_batched_tokens", "max_sequences", "target_itl")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         eviction = blueprint.eviction if self.eviction is None else CacheSettings(eviction=self.eviction).eviction

@@ -56,15 +56,20 @@ class Deployment:
         """The most engines."""
         return max(self.replicas, self.scaling.replicas or 0)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that the pages of an engine hold."""
+        made = self.blueprint
+        return made.layout.tokens_in(made.pages, made.settings.ahead) + 1
+
     def check_lengths(self, traffic: Sequence[Timed]) -> None:
         """Checks that an engine's pages hold each request. Raises ValueError."""
-        made = self.blueprint
-        longest = made.layout.tokens_in(made.pages, made.settings.ahead) + 1
+        longest = self.longest
         for one in traffic:
             if isinstance(one.event, Submit):
                 request = one.event.request
                 if (length := len(request.prompt) + request.max_tokens) > longest:
                     raise ValueError(
-                        f"request {one.request} may have {length:,} tokens, more than the {longest:,} that "
-                        f"{made.pages:,} pages hold"
+                        f"a request that came at {one.at:.3f} s may have {length:,} tokens, more than the {longest:,} "
+                        f"that {self.blueprint.pages:,} pages hold"
                     )

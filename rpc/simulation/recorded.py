@@ -2,12 +2,14 @@
 
 The simulation runs the scheduler itself, on a clock that goes on by the costs of each step, which are fitted to the
 recorded steps. A request comes when it came, draws what it drew, and its client leaves as long after its arrival as it
-did; one that left after some tokens leaves after as many, as at a stop string. Two simulations of one recording are
-equal.
+did; one that left after some tokens leaves after as many, as at a stop string. A request whose own end the recording
+does not have, as it failed or the recording ended first, ends after the tokens that it had. Two simulations of one
+recording are equal.
 
 What it does not model: faults, time outside of the engine, swaps to the host, tokens that a constraint forced (each is
-drawn), and clients that would have done otherwise. `Trace.serving` says how the recorded time was, so that a simulation
-with the same settings shows what the model is worth.
+drawn), outputs of requests that were refused (they take all of their `max_tokens`), and clients that would have done
+otherwise. `Trace.serving` says how the recorded time was, so that a simulation with the same settings shows what the
+model is worth.
 """
 
 import math
@@ -21,10 +23,10 @@ from numpy.typing import NDArray
 from rpc.simulation.cluster import Cluster
 from rpc.simulation.deployment import Deployment
 from rpc.simulation.engine import Draws, Ints
-from rpc.simulation.served import Ledger, Serving
+from rpc.simulation.served import WHOLE, Ledger, Serving
 from rpc.simulation.traffic import Timed
 from scheduler.blueprint import Blueprint
-from scheduler.events import Abort, Event, Ready, StepOutputs, Submit
+from scheduler.events import Abort, EndReason, Event, Ready, StepOutputs, Submit
 from scheduler.profile import Profile
 from scheduler.replaying import Recording, RecordingError, Replay
 from scheduler.rows import Index, Rows
@@ -49,6 +51,7 @@ class TracedRequest:
         ready: Seconds from its arrival until its grammar or processors were ready; 0 without any.
         tokens: Output tokens by sequence and position.
         left: Seconds from its arrival until its client left, and the sequence that it left; None for all of them.
+        whole: It ended by itself.
     """
 
     at: float
@@ -56,6 +59,22 @@ class TracedRequest:
     ready: float = 0.0
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
     left: list[tuple[float, int | None]] = field(default_factory=list)
+    whole: bool = True
+
+    @property
+    def stops(self) -> bool:
+        """Whether it ends after its recorded tokens, though nothing that it drew says so."""
+        return bool(self.tokens) and (self.is_left or not self.whole)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether its client left all of it."""
+        return any(index is None for _, index in self.left)
+
+    @property
+    def longest(self) -> int:
+        """Recorded tokens of its longest sequence."""
+        return max((position + 1 for _, position in self.tokens), default=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +127,9 @@ class Trace:
         launched, last, busy = deque[tuple[float, StepPlan]](), -math.inf, 0.0
         steps = list[tuple[Index, float]]()
         before, ended = math.inf, math.inf  # times of the last step's plan and result, between which others came
+        call_ended = 0.0
         for call in replay:
+            call_ended = call.now
             outputs = None if call.outputs is None else _numbered(call.outputs, numbers)
             if outputs is not None:
                 ledger.take(outputs, call.now)
@@ -134,7 +155,7 @@ class Trace:
                 busy += seconds
         if replay.difference is not None:
             raise RecordingError(f"step {replay.difference.step} differs: another version has decided otherwise")
-        ledger.cut.update(number for number, one in requests.items() if _left(one) and not one.tokens)
+        _end_all(requests, ledger, max(call_ended, last))
         first = min((one.at for one in requests.values()), default=0.0)
         stats, lasted = replay.scheduler.stats(), max(last - first, 0.0)
         counts = stats.preemptions, stats.prefix_hits, stats.prefix_queries
@@ -187,6 +208,20 @@ def _trace(requests: dict[int, TracedRequest], numbers: Mapping[int, int], event
         one.left.append((now - one.at, event.index))
 
 
+def _end_all(requests: Mapping[int, TracedRequest], ledger: Ledger, now: float) -> None:
+    """Ends what the recording leaves open. now: seconds of its end."""
+    for number, one in requests.items():
+        reason = ledger.reasons.get(number)
+        one.whole = reason in WHOLE
+        if reason is None and not one.is_left:
+            if one.tokens:
+                ledger.reasons[number] = EndReason.FINISHED
+            else:
+                one.left.append((now - one.at, None))
+        if one.is_left and not one.tokens:
+            ledger.cut.add(number)
+
+
 def simulate(trace: Trace, blueprint: Blueprint | None = None, replicas: int = 1) -> Serving:
     """Serves the requests of a recorded time with other settings.
 
@@ -199,13 +234,20 @@ def simulate(trace: Trace, blueprint: Blueprint | None = None, replicas: int = 1
         How they were served.
     """
     deployment = Deployment(blueprint or trace.blueprint, trace.costs, replicas)
-    traffic, held, stops = recorded_traffic(trace), recorded_holds(trace), recorded_stops(trace)
+    traffic, held, stops = recorded_traffic(trace, deployment.longest), recorded_holds(trace), recorded_stops(trace)
     return Cluster(deployment, traffic, recorded_draws(trace), held, stops).run()
 
 
-def recorded_traffic(trace: Trace, speed: float = 1.0) -> list[Timed]:
-    """Returns what clients did in a recorded time. speed: factor of the rate at which requests come."""
-    return [timed for one in trace.requests.values() for timed in _events(one, speed)]
+def recorded_traffic(trace: Trace, longest: int, speed: float = 1.0) -> list[Timed]:
+    """Returns what clients did in a recorded time.
+
+    Args:
+        trace: The recorded time.
+        longest: Tokens of the longest sequence that an engine takes. A request that may have more, and had not, may
+            have as many: without `max_tokens` it could have had all that the recorded engine took.
+        speed: Factor of the rate at which requests come.
+    """
+    return [timed for one in trace.requests.values() for timed in _events(one, longest, speed)]
 
 
 def recorded_holds(trace: Trace) -> dict[int, float]:
@@ -214,19 +256,17 @@ def recorded_holds(trace: Trace) -> dict[int, float]:
 
 
 def recorded_stops(trace: Trace) -> dict[int, int]:
-    """Returns the tokens after which clients ended requests, of those that they did not end before the first one.
+    """Returns the tokens after which requests end that did not end by themselves, and had some.
 
-    Most do so at a stop string, which the frontend finds.
+    Most of them met a stop string, which the frontend finds. Their last tokens are of the steps that the engine had
+    planned by then.
     """
-    return {number: len(one.tokens) for number, one in trace.requests.items() if _stops(one)}
-
-
-def _stops(one: TracedRequest) -> bool:
-    return bool(one.tokens) and _left(one)
-
-
-def _left(one: TracedRequest) -> bool:
-    return any(index is None for _, index in one.left)
+    depth = trace.blueprint.settings.depth
+    return {
+        number: max(1, len(one.tokens) - depth * one.submit.request.count)
+        for number, one in trace.requests.items()
+        if one.stops
+    }
 
 
 def recorded_draws(trace: Trace) -> Callable[[Ledger], Draws]:
@@ -245,10 +285,11 @@ def recorded_draws(trace: Trace) -> Callable[[Ledger], Draws]:
     return of
 
 
-def _events(one: TracedRequest, speed: float = 1.0) -> Iterator[Timed]:
+def _events(one: TracedRequest, longest: int, speed: float) -> Iterator[Timed]:
     """Yields what comes of a request."""
-    number, at = one.submit.attempt, one.at / speed
-    yield Timed(at, number, one.submit)
+    number, at, request = one.submit.attempt, one.at / speed, one.submit.request
+    most = max(longest - len(request.prompt), one.longest, 1)
+    yield Timed(at, number, replace(one.submit, request=replace(request, max_tokens=min(request.max_tokens, most))))
     for after, index in one.left:
-        if index is not None or not _stops(one):
+        if index is not None or not one.stops:
             yield Timed(at + after, number, Abort(number, index))

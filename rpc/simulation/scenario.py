@@ -88,12 +88,18 @@ def scenario_of(
             raise ValueError("--deadline does not go with a recording, whose clients have their own")
         if traffic.tenants is not None:
             raise ValueError("--tenants does not go with a recording, whose requests have their own")
-        most = traffic.requests or len(trace.requests)
-        events = [one for one in recorded_traffic(trace, traffic.speed) if one.request < most]
+        mine, own = profile.blueprint.layout.page_size, trace.blueprint.layout.page_size
+        if mine != own:
+            raise ValueError(
+                f"{profile.name} has pages of {mine} tokens, and the recording knows its prompts by pages of {own}: "
+                "only a profile with such pages can serve it"
+            )
+        most, deployed = traffic.requests or len(trace.requests), made(profile)
+        events = [one for one in recorded_traffic(trace, deployed.longest, traffic.speed) if one.request < most]
         held, stops = recorded_holds(trace), recorded_stops(trace)
         draws_of, name = recorded_draws(trace), profile.name
         return Scenario(
-            made(profile), events, draws_of, name, profile.source,
+            deployed, events, draws_of, name, profile.source,
             held={request: seconds for request, seconds in held.items() if request < most},
             stops={request: tokens for request, tokens in stops.items() if request < most},
         )  # fmt: skip

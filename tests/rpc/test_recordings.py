@@ -275,7 +275,7 @@ def test_changed_settings_are_simulated(recorded: Path) -> None:
     [
         (("--pages", "many"), "--pages is 'many', must be a number of pages, or a part such as +50% or -20%"),
         (("--pages", "-100%"), "--pages is '-100%', which leaves 0 pages of 8"),
-        (("--policy", "best"), "--scheduling-policy is 'best', must be one of"),
+        (("--policy", "best"), "--policy is 'best', must be one of"),
         (("--eviction-policy", "best"), "--eviction-policy is 'best', must be one of"),
         (("--max-sequences", "0"), "--max-sequences is 0, must be in"),
     ],

@@ -56,6 +56,10 @@ def test_the_pool_is_the_profiles_or_the_settings() -> None:
     assert pool() == (pages, 16)
     assert pool(page_size=32) == (pages // 2, 32), "the same bytes"
     assert pool(kv_cache_memory=100 * PAGE_BYTES + 1) == (100, 16)
+    host = replace(PROFILE, blueprint=replace(PROFILE.blueprint, host_slots=100))
+    for page_size, slots in ((16, 100), (32, 50)):
+        config = EngineConfig(ModelSettings(NAME, page_size=page_size), SchedulerSettings(8192))
+        assert blueprint_of(config, host).host_slots == slots
     with pytest.raises(ValueError, match=f"--kv-cache-memory is 9 bytes: a page of the profile takes {PAGE_BYTES}"):
         pool(kv_cache_memory=9)
 

@@ -193,7 +193,10 @@ def test_shares_within_targets_are_counted_over_all_that_came() -> None:
 
 
 def test_a_request_that_fits_no_engine_is_named() -> None:
-    with pytest.raises(ValueError, match=r"request 1 may have 5,010 tokens, more than the 1,601 that 100 pages hold"):
+    with pytest.raises(
+        ValueError,
+        match=r"a request that came at 0.000 s may have 5,010 tokens, more than the 1,601 that 100 pages hold",
+    ):
         Cluster(Deployment(PATIENT, COSTS), submits([Arrival(0, 10, 10), Arrival(0, 5000, 10)], 16))
 
 

@@ -180,6 +180,16 @@ def test_a_calibrated_profile_stands_for_the_recorded_engine(recording: Path, tr
     assert found["shrink"] == 1.0
 
 
+def test_a_recording_is_not_served_with_other_pages(recording: Path, tmp_path: Path) -> None:
+    """It knows its prompts by the hashes of its own pages."""
+    other, path = blueprint(), tmp_path / "other.json"
+    other = replace(other, layout=replace(other.layout, page_size=32))
+    path.write_text(json.dumps(Profile("other", "made up", 4096, COSTS, other).to_json()))
+    done = run("simulate", "--trace", str(recording), "--profile", str(path))
+    assert done.exit_code == 1
+    assert "other has pages of 32 tokens, and the recording knows its prompts by pages of 16" in done.stderr
+
+
 def test_a_plan_names_the_fewest_and_shows_changes(trace: Path, profile: Path) -> None:
     asked = ("plan", "--trace", str(trace), "--profile", str(profile), "--slo", "ttft=300ms", "--percentile", "90")
     done = run(*asked, "--most", "6")

@@ -121,6 +121,32 @@ def test_costs_are_not_too_low_where_times_vary(noise: float) -> None:
     assert sum(seconds for _, seconds in steps) / predicted == pytest.approx(1.0, abs=0.01)
 
 
+def test_what_the_end_of_a_recording_cut_off_ends_with_the_tokens_that_it_had() -> None:
+    lines: list[str] = []
+    whole = Trace.of(served(submits(40, 20.0, 3), blueprint(), CPU, lines))
+    cut = Trace.of(Recording.parse(lines[: len(lines) // 2]))
+    begun = {number: len(one.tokens) for number, one in cut.requests.items() if one.tokens}
+    assert sum(begun.values()) < sum(len(one.tokens) for one in whole.requests.values())
+    assert any(not one.whole and one.tokens for one in cut.requests.values())
+    assert any(one.is_left and not one.tokens for one in cut.requests.values())
+    assert cut.serving.ledger.reasons.keys() | cut.serving.ledger.cut == set(cut.requests)
+    for changed in (None, blueprint(pages=2000)):
+        ledger = simulate(cut, changed).ledger
+        assert all(ledger.tokens[number] == tokens for number, tokens in begun.items())
+
+
+def test_fewer_pages_serve_what_was_short_though_it_might_have_been_long() -> None:
+    longest = blueprint().layout.tokens_in(120, 2)
+    coming = [
+        (at, replace(one, request=replace(one.request, max_tokens=longest - 200))) for at, one in submits(20, 8.0, 3)
+    ]
+    trace = Trace.of(served(coming, blueprint(), CPU))
+    fewer = simulate(trace, blueprint(pages=40))
+    assert {*fewer.ledger.reasons.values()} == {EndReason.STOP}
+    with pytest.raises(ValueError, match=r"a request that came at .* s may have .* tokens, more than the"):
+        simulate(trace, blueprint(pages=10))
+
+
 def test_two_simulations_are_equal() -> None:
     trace = Trace.of(served(submits(40, 10.0, 1), blueprint(), CPU))
     first, second = (json.dumps(simulate(trace).figures()) for _ in range(2))
@@ -167,8 +193,8 @@ def ten_percent_longer(real):
 
 
 def all_at_once(real):
-    def events(one, speed):
-        return [replace(timed, at=0.0) for timed in real(one, speed)]
+    def events(one, longest, speed):
+        return [replace(timed, at=0.0) for timed in real(one, longest, speed)]
 
     return events
 
