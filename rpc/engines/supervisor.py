@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ log = logging.getLogger("quire.engines")
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds between two attempts to start an engine
 RESTART_SECONDS = 900.0  # longest wait of a restart for the new engine
+LEAST_GRACE = 30.0  # seconds, at least, for which the first engine that serves waits for the others
 STEADY = 10.0  # seconds of life after which an engine is replaced without a delay
 
 
@@ -48,6 +50,7 @@ class Supervisor:
         self._least = len(hosts) if least is None else least
         self._frontend, self._table, self._scaling = frontend, table, scaling
         self.keeping: dict[int, asyncio.Task[None]] = {}
+        self._launches: list[asyncio.Task[None]] = []  # the first ones, by number
         self._scaler: asyncio.Task[None] | None = None
         self._restarting: dict[int, asyncio.Task[int]] = {}
 
@@ -60,7 +63,7 @@ class Supervisor:
         """Starts the engines; returns once each serves or has failed. `stop` is due even if this raises.
 
         Where some serve, those that did not start are tried again meanwhile: a broken GPU must not take the others
-        along.
+        along. Nor must one that hangs: those that serve wait for others as long again as the first of them took.
 
         Raises:
             OSError: The table cannot listen on its address, or none of the engines starts.
@@ -71,35 +74,43 @@ class Supervisor:
             await self._table.open()
         for keeper in self._keepers:
             await keeper.prepare()
-        failures = await self._first_launches()
-        if failures and len(failures) == self._least:
-            raise failures[0]
-        for number, keeper in enumerate(self._keepers[: self._least]):
-            if (failure := failures.get(number)) is not None:
-                log.error("engine %d does not start, trying again: %s", number, failure)
-            self._start_keeping(number, keeper.keep() if failure is None else keeper.start_and_keep())
+        self._launches = await self._first_launches()
+        failures = [launch.exception() if launch.done() else None for launch in self._launches]
+        if all(failures) and (first := next(iter(failures), None)) is not None:
+            raise first
+        for number, launch in enumerate(self._launches):
+            self._start_keeping(number, self._keepers[number].join_and_keep(launch))
         if self._scaling is not None:
             self._scaler = asyncio.create_task(self._scaling.run(self))
             self._scaler.add_done_callback(log_failure)
 
-    async def _first_launches(self) -> dict[int, Exception]:
-        """Launches an engine in each of the first places. Returns failures by number; raises other exceptions."""
-        failures: dict[int, Exception] = {}
+    async def _first_launches(self) -> list[asyncio.Task[None]]:
+        """Launches an engine in each of the first places.
 
-        async def launch(number: int) -> None:
-            try:
-                await self._keepers[number].launch()
-            except (EngineStartError, OSError) as failure:  # its process may not even end
-                failures[number] = failure
+        Returns:
+            Launches by number. Some may have failed, and, where an engine serves, be under way.
 
-        launches = [asyncio.create_task(launch(number)) for number in range(self._least)]
+        Raises:
+            Exception: The first exception of a launch that no machine is to blame for.
+        """
+        clock = asyncio.get_running_loop().time
+        launches = [asyncio.create_task(keeper.launch()) for keeper in self._keepers[: self._least]]
+        left, began, until = set(launches), clock(), math.inf
         try:
-            await asyncio.gather(*launches)
-        finally:
-            for task in launches:
-                task.cancel()
+            while left and clock() < until:
+                timeout = None if until == math.inf else until - clock()
+                done, left = await asyncio.wait(left, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                for error in (launch.exception() for launch in done):
+                    if error is None:
+                        until = min(until, clock() + max(LEAST_GRACE, clock() - began))
+                    elif not isinstance(error, (EngineStartError, OSError)):  # OSError: its process may not even end
+                        raise error
+        except BaseException:
+            for launch in launches:
+                launch.cancel()
             await asyncio.gather(*launches, return_exceptions=True)
-        return failures
+            raise
+        return launches
 
     def _start_keeping(self, number: int, keeping: Coroutine[None, None, None]) -> None:
         task = self.keeping[number] = asyncio.create_task(keeping)
@@ -199,7 +210,7 @@ class Supervisor:
             await self._table.settled()  # other frontends move their requests first, so none is lost with its engine
             await self._table.close()
         scaler = [] if self._scaler is None else [self._scaler]
-        tasks: list[asyncio.Task[Any]] = [*self._restarting.values(), *self.keeping.values(), *scaler]
+        tasks: list[asyncio.Task[Any]] = [*self._restarting.values(), *self.keeping.values(), *scaler, *self._launches]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -247,6 +258,15 @@ class Keeper:
     async def close(self) -> None:
         """Closes the host, once, after the last `stop`."""
         await self._host.close()
+
+    async def join_and_keep(self, launch: asyncio.Task[None]) -> None:
+        """Keeps the engine of a launch, which may be under way, or have failed. Cancels it when cancelled."""
+        if not launch.done():
+            log.warning("engine %d is not there yet: the others serve without it", self._number)
+        if await self._succeeded(launch):
+            await self.keep()
+        else:
+            await self.start_and_keep()
 
     async def start_and_keep(self) -> None:
         """Starts an engine, with as many attempts as it takes, and keeps it as `keep` does."""
@@ -313,6 +333,6 @@ class Keeper:
             await attempt
         except Exception as error:
             known = isinstance(error, EngineStartError | CheckpointError | ValueError | OSError | MemoryError)
-            log.error("engine %d cannot be replaced yet, trying again: %s", self._number, error, exc_info=not known)
+            log.error("engine %d cannot be started yet, trying again: %s", self._number, error, exc_info=not known)
             return False
         return True

@@ -447,6 +447,28 @@ async def test_engines_serve_beside_one_that_does_not_start_and_is_tried_again(
     assert broken.trouble == fine.trouble == []
 
 
+@pytest.mark.parametrize("comes", [True, False])
+async def test_engines_serve_beside_one_that_hangs_as_it_starts(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    monkeypatch.setattr(module, "LEAST_GRACE", 0.0)
+    rig = Rig(tokenizer)
+    hanging, fine = FakeHost(), FakeHost()
+    hanging.gate.clear()
+    supervisor = Supervisor([hanging, fine], rig.frontend)
+    await supervisor.start()
+    assert rig.frontend.health()
+    assert supervisor.count == 2, "one of them is still started"
+    if comes:
+        hanging.gate.set()
+        await eventually(lambda: sum(replica.usable for replica in rig.frontend.replicas) == 2)
+        hanging.engines[0].die("RuntimeError: device lost")
+        await eventually(lambda: len(hanging.engines) == 2)
+    await supervisor.stop()
+    assert hanging.cancelled == (not comes)
+    assert hanging.trouble == fine.trouble == []
+
+
 async def test_where_no_engine_starts_the_first_ones_reason_is_told(tokenizer: Tokenizer) -> None:
     rig = Rig(tokenizer)
     hosts = [FakeHost([EngineStartError(f"no memory {number}")]) for number in range(3)]
