@@ -84,7 +84,7 @@ class RayCluster:
 
     async def end(self, name: str) -> None:
         """Ends an engine, and waits until its actor is gone. On a machine that cannot be reached it ends by itself."""
-        launch = self._launches.get(name)
+        launch, process = self._launches.get(name), self._process
         if launch is None:
             return
         if not launch.ended.done():
@@ -92,8 +92,9 @@ class RayCluster:
             await asyncio.wait((launch.ended,), timeout=STOP_SECONDS)
         if not launch.ended.done():
             log.warning("engine %s was not ended within %g s", name, STOP_SECONDS)
-            if self._settings.ray_address is None and self._process is not None:
-                self._process.kill()  # such a Ray is replaced, with its cluster, at the next launch
+            others = [one for one in self._launches.values() if one is not launch and not one.ended.done()]
+            if self._settings.ray_address is None and not others and process is not None and process is self._process:
+                process.kill()  # such a Ray is replaced, with its cluster, at the next launch
         async with self._one_at_a_time:
             self._launches.pop(name, None)
             if not self._launches:

@@ -25,7 +25,9 @@ config = json.loads(sys.stdin.readline())
 with open({log!r}, "a") as log: print(json.dumps([sys.argv[1:], config]), file=log)
 for line in sys.stdin:
     order = json.loads(line)
-    if "end" in order:
+    if "end" in order and order["end"].endswith("-stuck"):
+        pass
+    elif "end" in order:
         tell(ended=order["end"], why="asked for")
     elif order["token"] == "broken":
         tell(broken="there is no memory")
@@ -84,6 +86,27 @@ async def test_a_cluster_of_this_machine_is_private_and_ends_with_its_last_engin
         assert directory.exists(), "another engine is there"
         await rig.cluster.end("1-1")
         assert not directory.exists()
+
+
+async def test_an_engine_that_does_not_end_takes_no_other_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rpc.cluster.host.STOP_SECONDS", 0.2)
+    async with started(tmp_path, monkeypatch) as rig:
+        stuck, other, last = [await rig.launch(name) for name in ("0-stuck", "1-1", "2-stuck")]
+        await last.address
+        await rig.cluster.end("0-stuck")
+        assert not stuck.ended.done()
+        assert not other.ended.done(), "the driver goes on"
+        monkeypatch.setattr("rpc.cluster.host.STOP_SECONDS", 30)
+        await rig.cluster.end("1-1")
+        assert await other.ended == "asked for"
+        monkeypatch.setattr("rpc.cluster.host.STOP_SECONDS", 0.2)
+        await rig.cluster.end("2-stuck")
+        again = await rig.launch("2-2")
+        await again.address
+        assert len(rig.told()) == 2, "a new driver, as the old one had no other engine"
+        await rig.cluster.end("2-2")
 
 
 async def test_one_that_is_there_is_told_how_long_engines_stay_without_a_frontend(
