@@ -171,11 +171,11 @@ class Replay:
     def _schedule(self, call: Mapping[str, Any]) -> ReplayedCall | None:
         now, events = float(call["schedule"]), [self._event(one) for one in call.get("events", ())]
         self.requests += sum(isinstance(event, Submit) for event in events)
-        plan, raised = None, ""
+        plan, raised = None, None
         try:
             plan = self.scheduler.schedule(now, events)
         except Exception as error:
-            raised, self.raised = type(error).__name__, error
+            raised = error
         if self._differs(call, raised, plan) or raised:
             return None
         self.steps += plan is not None
@@ -183,26 +183,29 @@ class Replay:
 
     def _commit(self, call: Mapping[str, Any]) -> ReplayedCall | None:
         now, result = float(call["commit"]), self._result(call) if "step" in call else None
-        outputs, raised = None, ""
+        outputs, raised = None, None
         try:
             outputs = self.scheduler.commit(result, now)
         except Exception as error:
-            raised, self.raised = type(error).__name__, error
+            raised = error
         if self._differs(call, raised, None) or outputs is None:
             return None
         return ReplayedCall(now, outputs=outputs)
 
-    def _differs(self, call: Mapping[str, Any], raised: str, plan: StepPlan | None) -> bool:
-        """Compares a call with what it did here, and keeps a difference."""
+    def _differs(self, call: Mapping[str, Any], raised: Exception | None, plan: StepPlan | None) -> bool:
+        """Compares a call with what it did here. Keeps a difference, or the exception that it had there too."""
         before, here = call.get("plan"), None if plan is None else json.loads(json.dumps(fingerprint(plan)))
-        if call.get("raised", "") != raised:
-            self.difference = PlanDifference(self.steps, "raised", call.get("raised"), raised or None)
+        name_raised = None if raised is None else type(raised).__name__
+        if call.get("raised") != name_raised:
+            self.difference = PlanDifference(self.steps, "raised", call.get("raised"), name_raised)
         elif (before is None) != (here is None):
             self.difference = PlanDifference(self.steps, "plan", before, here)
         elif before is not None and here is not None and before != here:
             names = [*here, *(name for name in before if name not in here)]
             name = next(name for name in names if before.get(name) != here.get(name))
             self.difference = PlanDifference(self.steps, name, before.get(name), here.get(name))
+        if self.difference is None and raised is not None:
+            self.raised = raised
         return self.difference is not None
 
     def _event(self, one: Mapping[str, Any]) -> Event:

@@ -2,7 +2,8 @@
 
 The simulation runs the scheduler itself, on a clock that goes on by the costs of each step, which are fitted to the
 recorded steps. A request comes when it came, draws what it drew, and its client leaves as long after its arrival as it
-did; one that left after some tokens leaves after as many, as at a stop string. A request whose own end the recording
+did; one that left after some tokens leaves after as many, as at a stop string, but a single one of several sequences
+when it was left. A request whose own end the recording
 does not have, as it failed or the recording ended first, ends after the tokens that it had. Two simulations of one
 recording are equal.
 
@@ -23,10 +24,10 @@ from numpy.typing import NDArray
 from rpc.simulation.cluster import Cluster
 from rpc.simulation.deployment import Deployment
 from rpc.simulation.engine import Draws, Ints
-from rpc.simulation.served import WHOLE, Ledger, Serving
+from rpc.simulation.served import REFUSED, WHOLE, Ledger, Serving
 from rpc.simulation.traffic import Timed
 from scheduler.blueprint import Blueprint
-from scheduler.events import Abort, EndReason, Event, Ready, StepOutputs, Submit
+from scheduler.events import Abort, End, EndReason, Event, Ready, StepOutputs, Submit
 from scheduler.profile import Profile
 from scheduler.replaying import Recording, RecordingError, Replay
 from scheduler.rows import Index, Rows
@@ -51,7 +52,9 @@ class TracedRequest:
         ready: Seconds from its arrival until its grammar or processors were ready; 0 without any.
         tokens: Output tokens by sequence and position.
         left: Seconds from its arrival until its client left, and the sequence that it left; None for all of them.
+        over: Seconds at which all of it was over; None where the recording ended first.
         whole: It ended by itself.
+        ended: Its sequences that ended by themselves.
     """
 
     at: float
@@ -59,7 +62,9 @@ class TracedRequest:
     ready: float = 0.0
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
     left: list[tuple[float, int | None]] = field(default_factory=list)
-    whole: bool = True
+    over: float | None = None
+    whole: bool = False
+    ended: set[int] = field(default_factory=set)
 
     @property
     def stops(self) -> bool:
@@ -73,8 +78,15 @@ class TracedRequest:
 
     @property
     def longest(self) -> int:
-        """Recorded tokens of its longest sequence."""
-        return max((position + 1 for _, position in self.tokens), default=0)
+        """Recorded tokens of its longest sequence, with those that it came with."""
+        came = max((len(tokens) for tokens in self.submit.emitted if tokens is not None), default=0)
+        return max((position + 1 for _, position in self.tokens), default=came)
+
+    @property
+    def stops_after(self) -> int:
+        """Tokens after which it is ended, where it `stops`: the step that is planned by then draws for it once more."""
+        gone = self.ended.union(index for _, index in self.left if index is not None)
+        return max(1, len(self.tokens) - max(0, self.submit.request.count - len(gone)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +101,7 @@ class Trace:
         prefills: [steps] bool. Steps that had prefill.
         steps: Work and seconds of each step.
         serving: How the recorded time was served.
+        page_size: Tokens of the pages whose hashes stand for the prompts; None where those have their tokens.
     """
 
     blueprint: Blueprint
@@ -98,6 +111,7 @@ class Trace:
     prefills: NDArray[np.bool_]
     steps: Sequence[tuple[StepWork, float]]
     serving: Serving
+    page_size: int | None
 
     def profile(self, name: str) -> Profile:
         """Returns the recorded engine. Its context is the longest sequence that its pool holds."""
@@ -133,6 +147,8 @@ class Trace:
             outputs = None if call.outputs is None else _numbered(call.outputs, numbers)
             if outputs is not None:
                 ledger.take(outputs, call.now)
+                for end in outputs.ends:
+                    _end(requests[end.attempt], end, call.now)
             for event in call.events:
                 waited = call.now - ended < AT_ONCE  # else the engine was idle: what comes then is taken at once
                 came = (min(before, call.now) + call.now) / 2 if waited else call.now
@@ -155,7 +171,7 @@ class Trace:
                 busy += seconds
         if replay.difference is not None:
             raise RecordingError(f"step {replay.difference.step} differs: another version has decided otherwise")
-        _end_all(requests, ledger, max(call_ended, last))
+        _end_all(requests, ledger, call_ended)
         first = min((one.at for one in requests.values()), default=0.0)
         stats, lasted = replay.scheduler.stats(), max(last - first, 0.0)
         counts = stats.preemptions, stats.prefix_hits, stats.prefix_queries
@@ -164,7 +180,9 @@ class Trace:
         errors = np.abs(predicted - took) / np.maximum(took, 1e-9)
         prefills = np.array([work.prefill > 0 for work, _ in works], np.bool_)
         serving = Serving(ledger, lasted, *counts, busy, lasted, stats.preempted)
-        return Trace(recording.blueprint, requests, costs, errors, prefills, works, serving)
+        made = recording.blueprint
+        page_size = made.layout.page_size if made.prefix_cache and not recording.tokens else None
+        return Trace(made, requests, costs, errors, prefills, works, serving, page_size)
 
 
 def costs_of(steps: Sequence[tuple[Index, float]]) -> StepCosts:
@@ -208,18 +226,25 @@ def _trace(requests: dict[int, TracedRequest], numbers: Mapping[int, int], event
         one.left.append((now - one.at, event.index))
 
 
+def _end(one: TracedRequest, end: End, now: float) -> None:
+    if end.reason is not EndReason.FINISHED:
+        one.ended.add(end.index)
+    if not end.more:
+        one.over, one.whole = now, end.reason in WHOLE
+
+
 def _end_all(requests: Mapping[int, TracedRequest], ledger: Ledger, now: float) -> None:
-    """Ends what the recording leaves open. now: seconds of its end."""
+    """Ends what the recording leaves open, and lets clients leave what failed. now: seconds of the recording's end."""
     for number, one in requests.items():
-        reason = ledger.reasons.get(number)
-        one.whole = reason in WHOLE
-        if reason is None and not one.is_left:
+        if one.is_left and not one.tokens:
+            ledger.cut.add(number)
+        elif one.over is None and not one.is_left:
             if one.tokens:
                 ledger.reasons[number] = EndReason.FINISHED
             else:
-                one.left.append((now - one.at, None))
-        if one.is_left and not one.tokens:
-            ledger.cut.add(number)
+                ledger.cut.add(number)
+        if not (one.whole or one.tokens or one.is_left or ledger.reasons.get(number) in REFUSED):
+            one.left.append(((now if one.over is None else one.over) - one.at, None))
 
 
 def simulate(trace: Trace, blueprint: Blueprint | None = None, replicas: int = 1) -> Serving:
@@ -258,15 +283,9 @@ def recorded_holds(trace: Trace) -> dict[int, float]:
 def recorded_stops(trace: Trace) -> dict[int, int]:
     """Returns the tokens after which requests end that did not end by themselves, and had some.
 
-    Most of them met a stop string, which the frontend finds. Their last tokens are of the steps that the engine had
-    planned by then.
+    Most of them met a stop string, which the frontend finds.
     """
-    depth = trace.blueprint.settings.depth
-    return {
-        number: max(1, len(one.tokens) - depth * one.submit.request.count)
-        for number, one in trace.requests.items()
-        if one.stops
-    }
+    return {number: one.stops_after for number, one in trace.requests.items() if one.stops}
 
 
 def recorded_draws(trace: Trace) -> Callable[[Ledger], Draws]:

@@ -88,11 +88,11 @@ def scenario_of(
             raise ValueError("--deadline does not go with a recording, whose clients have their own")
         if traffic.tenants is not None:
             raise ValueError("--tenants does not go with a recording, whose requests have their own")
-        mine, own = profile.blueprint.layout.page_size, trace.blueprint.layout.page_size
-        if mine != own:
+        mine = profile.blueprint.layout.page_size
+        if trace.page_size is not None and trace.page_size != mine:
             raise ValueError(
-                f"{profile.name} has pages of {mine} tokens, and the recording knows its prompts by pages of {own}: "
-                "only a profile with such pages can serve it"
+                f"{profile.name} has pages of {mine} tokens, and the recording knows its prompts by pages of "
+                f"{trace.page_size}: take a profile with such pages, or record with --record-tokens"
             )
         most, deployed = traffic.requests or len(trace.requests), made(profile)
         events = [one for one in recorded_traffic(trace, deployed.longest, traffic.speed) if one.request < most]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cache_manager.block_hash import BlockHasher
 from rpc.simulation.recorded import Trace, costs_of, simulate
 from scheduler.blueprint import Blueprint
-from scheduler.events import EndReason, Event, Submit
+from scheduler.events import EndReason, Event, Ready, Submit
 from scheduler.parameters import Beam
 from scheduler.recording import RecordedScheduler
 from scheduler.replaying import Recording, RecordingError
@@ -121,18 +121,49 @@ def test_costs_are_not_too_low_where_times_vary(noise: float) -> None:
     assert sum(seconds for _, seconds in steps) / predicted == pytest.approx(1.0, abs=0.01)
 
 
-def test_what_the_end_of_a_recording_cut_off_ends_with_the_tokens_that_it_had() -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_the_end_of_a_recording_cut_off_ends_with_the_tokens_that_it_had(depth: int, count: int) -> None:
     lines: list[str] = []
-    whole = Trace.of(served(submits(40, 20.0, 3), blueprint(), CPU, lines))
+    settings = replace(SHORT, steps_in_flight=depth)
+    coming = [(at, replace(one, request=replace(one.request, count=count))) for at, one in submits(40, 20.0, 3)]
+    whole = Trace.of(served(coming, blueprint(settings), CPU, lines))
     cut = Trace.of(Recording.parse(lines[: len(lines) // 2]))
     begun = {number: len(one.tokens) for number, one in cut.requests.items() if one.tokens}
     assert sum(begun.values()) < sum(len(one.tokens) for one in whole.requests.values())
     assert any(not one.whole and one.tokens for one in cut.requests.values())
     assert any(one.is_left and not one.tokens for one in cut.requests.values())
     assert cut.serving.ledger.reasons.keys() | cut.serving.ledger.cut == set(cut.requests)
-    for changed in (None, blueprint(pages=2000)):
+    for changed in (None, blueprint(settings, pages=2000)):
         ledger = simulate(cut, changed).ledger
-        assert all(ledger.tokens[number] == tokens for number, tokens in begun.items())
+        for number, tokens in begun.items():
+            # A sequence that waits for pages as its request is ended draws nothing more.
+            assert tokens - count < ledger.tokens[number] <= max(tokens, 2 * count)
+
+
+def recorded_scheduler(made: Blueprint, lines: list[str]) -> RecordedScheduler:
+    return RecordedScheduler(made, made.cache(), BlockHasher(SECRET, b"model", 16), recorder_of(made, lines, False))
+
+
+def test_what_failed_before_its_first_token_is_left() -> None:
+    lines: list[str] = []
+    scheduler = recorded_scheduler(replace(blueprint(), holds=True), lines)
+    scheduler.schedule(0.0, [Submit(0, make_request(0, 40, 30))])
+    scheduler.schedule(1.0, [Ready(0, "its grammar is too large")])
+    scheduler.commit(None, 1.0)
+    trace = Trace.of(Recording.parse(lines))
+    assert trace.serving.ledger.reasons == {0: EndReason.FAULT}
+    simulated = simulate(trace)
+    assert simulated.ledger.tokens[0] == 0
+    assert (simulated.ledger.cut, simulated.seconds) == ({0}, pytest.approx(1.0))
+
+
+def test_a_request_that_came_with_more_than_the_pages_hold_is_refused() -> None:
+    lines: list[str] = []
+    came = Submit(0, make_request(0, 50, 700), emitted=((5,) * 600,), again=True)
+    recorded_scheduler(blueprint(), lines).schedule(0.0, [came])
+    with pytest.raises(ValueError, match="more than the"):
+        simulate(Trace.of(Recording.parse(lines)), blueprint(pages=30))
 
 
 def test_fewer_pages_serve_what_was_short_though_it_might_have_been_long() -> None:
