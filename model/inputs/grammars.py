@@ -7,7 +7,7 @@ which tokens may follow. A frontend translates a constraint and tries the gramma
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -150,10 +150,11 @@ TIME = "[0-9]{2}:[0-9]{2}:[0-5]"  # without leap seconds, as they are not in eve
 ATOM, LABEL = "[A-Za-z0-9_+-]", "[A-Za-z0-9]([A-Za-z0-9-]{0,28}[A-Za-z0-9])?"
 CLASSES = re.compile(r"\\.|\[\^?(?:[^\]\\]++|\\.)*+(?:\]|\\?\Z)", re.DOTALL)
 """Escapes, and classes as ECMA-262 has them. One without an end goes to the end, so that nothing is looked at twice."""
-CLASS_ATOM = r"(\\(?:x[0-9A-Fa-f]{2}|u\{[0-9A-Fa-f]+\}|u[0-9A-Fa-f]{4}|c[A-Za-z]|.)|[^\\])"
+CLASS_ATOM = r"(\\(?:x[0-9A-Fa-f]{2}|u\{[0-9A-Fa-f]+\}|u[0-9A-Fa-f]{4}|[pP]\{[^}]*\}|c[A-Za-z]|.)|[^\\])"
 CLASS_ITEMS = re.compile(f"{CLASS_ATOM}(?:-{CLASS_ATOM})?", re.DOTALL)
 RUSTS, ANY = "[&~-^", r"[\s\S]"
 """Characters with a meaning in Rust's classes that ECMA-262 has not everywhere; the class of all characters."""
+CLASS_NAMES = ("\\d", "\\D", "\\w", "\\W", "\\s", "\\S", "\\p", "\\P")  # no end of a range
 SPACES = {r"\s": (r"[\s--\x85]", r"[\s\u{FEFF}]"), r"\S": (r"[^\s\u{FEFF}]", r"[\S\x85]")}
 """What is surely white space or not, and in a negated class what may be: U+0085 is in Rust, U+FEFF in ECMA-262."""
 
@@ -262,14 +263,19 @@ def _take_patterns(schema: dict[str, Any], where: str) -> None:
         schema["pattern"] = _plain_pattern(pattern, place_in_schema(where, "pattern"))
     if isinstance(keyed := schema.get("patternProperties"), dict):
         at = place_in_schema(where, "patternProperties")
-        plain = [_plain_pattern(pattern, at) for pattern in keyed]
+        plain = [_plain_pattern(pattern, at, of_names=True) for pattern in keyed]
         if len(set(plain)) < len(plain):
             raise GrammarRefused(f"{at}: two of its patterns are the same")
         schema["patternProperties"] = dict(zip(plain, keyed.values(), strict=True))
 
 
-def _plain_pattern(pattern: str, where: str) -> str:
+def _plain_pattern(pattern: str, where: str, of_names: bool = False) -> str:
     """Returns an expression of JSON Schema as Rust's, in whose classes brackets and some pairs have a meaning.
+
+    Args:
+        pattern: The expression.
+        where: JSON pointer to it.
+        of_names: What it does not match may be allowed too, so that it must not match less.
 
     Raises:
         GrammarRefused: A class is empty.
@@ -277,7 +283,7 @@ def _plain_pattern(pattern: str, where: str) -> str:
 
     def plain(found: re.Match[str]) -> str:
         text = found[0]
-        if text in SPACES:
+        if text in SPACES and not of_names:
             return SPACES[text][0]
         if text[0] == "\\" or text[-1] != "]":
             return text
@@ -287,16 +293,24 @@ def _plain_pattern(pattern: str, where: str) -> str:
             return ANY
         negated = text.startswith("[^")
         start = 1 + negated
-        return text[:start] + CLASS_ITEMS.sub(partial(_plain_item, negated), text[start:-1]) + "]"
+        # With both of them it is of all characters.
+        spaces = SPACES if not of_names and not all(one in text for one in SPACES) else {}
+        named = {one: both[negated] for one, both in spaces.items()}
+        return text[:start] + CLASS_ITEMS.sub(partial(_plain_item, named), text[start:-1]) + "]"
 
     return CLASSES.sub(plain, pattern)
 
 
-def _plain_item(negated: bool, found: re.Match[str]) -> str:
-    """Returns an item of a class, a character or a range, with the characters escaped that Rust gives a meaning."""
-    if found[0] in SPACES:
-        return SPACES[found[0]][negated]
-    return "-".join("\\" + one if one and one in RUSTS else one for one in (found[1], found[2]) if one is not None)
+def _plain_item(named: Mapping[str, str], found: re.Match[str]) -> str:
+    """Returns an item of a class, a character or a range, with the characters escaped that Rust gives a meaning.
+
+    Args:
+        named: What stands for names of classes.
+        found: The item.
+    """
+    ends = [one for one in (found[1], found[2]) if one is not None]
+    sign = "\\-" if any(one.startswith(CLASS_NAMES) for one in ends) else "-"
+    return sign.join(named.get(one, "\\" + one if one in RUSTS else one) for one in ends)
 
 
 def _texts(value: Any, deep: bool) -> Iterator[str]:

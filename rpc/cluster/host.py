@@ -56,6 +56,7 @@ class RayCluster:
         self._settings, self._processes, self._log_format = settings, processes, log_format
         self.name = f"quire:{model}"
         self._launches: dict[str, EngineLaunch] = {}
+        self._unwanted = set[str]()  # those of them that are to end
         self._process: Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._broken = ""
@@ -83,20 +84,29 @@ class RayCluster:
         return (self.directory or Path()) / f"{name}.sock"
 
     async def end(self, name: str) -> None:
-        """Ends an engine, and waits until its actor is gone. On a machine that cannot be reached it ends by itself."""
+        """Ends an engine, and waits until its actor is gone. On a machine that cannot be reached it ends by itself.
+
+        Raises:
+            TimeoutError: It does not end, and others that are wanted share its cluster, which is of this machine alone.
+        """
         launch, process = self._launches.get(name), self._process
         if launch is None:
             return
+        self._unwanted.add(name)
         if not launch.ended.done():
             self._write({"end": name})
             await asyncio.wait((launch.ended,), timeout=STOP_SECONDS)
         if not launch.ended.done():
             log.warning("engine %s was not ended within %g s", name, STOP_SECONDS)
-            others = [one for one in self._launches.values() if one is not launch and not one.ended.done()]
-            if self._settings.ray_address is None and not others and process is not None and process is self._process:
-                process.kill()  # such a Ray is replaced, with its cluster, at the next launch
+            if self._settings.ray_address is None:
+                wanted = (one for other, one in self._launches.items() if other not in self._unwanted)
+                if not all(one.ended.done() for one in wanted):
+                    raise TimeoutError(f"engine {name} was not ended within {STOP_SECONDS:g} s")
+                if process is not None and process is self._process:
+                    _kill(process)  # such a Ray is replaced, with its cluster, at the next launch
         async with self._one_at_a_time:
             self._launches.pop(name, None)
+            self._unwanted.discard(name)
             if not self._launches:
                 await self._stop()
 
@@ -141,7 +151,7 @@ class RayCluster:
             await self._read(process)
         except ValueError as error:  # a broken line: the lines after it cannot be trusted
             log.error("Ray's driver cannot be understood: %s", error)
-            process.kill()
+            _kill(process)
         finally:
             await self._end_of(process, directory)
 
@@ -184,8 +194,13 @@ class RayCluster:
             done, _ = await asyncio.wait((reader,), timeout=STOP_SECONDS)
             if not done:
                 log.warning("Ray's driver did not end within %g s and is killed", STOP_SECONDS)
-                process.kill()
+                _kill(process)
                 await reader
+
+
+def _kill(process: Process) -> None:
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        process.kill()
 
 
 class RayHost:

@@ -324,9 +324,10 @@ class Outputs:
         schemas = {tool.name: object_of(tool.parameters, "chat.tools") for tool in tool_use.offered}
         key = hashlib.blake2b(request.prompt.tobytes() + b"%d" % request.controls.seed).digest()
         end = self.prompt_end(spec, request.prompt, tokenizer)
-        thinks, answers = self._thinks(spec, end), spec.structured is not None
+        thinks = self._thinks(spec, end)
         for index in range(request.count):
-            yield self.form.parsing(tool_use, schemas, thinks, call_ids(self.form.tools, key, index), answers)
+            call_id = call_ids(self.form.tools, key, index)
+            yield self.form.parsing(tool_use, schemas, thinks, call_id, spec.structured)
 
     def close(self) -> None:
         """Ends the checker of constraints."""

@@ -298,7 +298,7 @@ def test_what_only_looks_like_a_keyword_is_taken(number: int) -> None:
     [
         r"^[a[b]{4}$", r"^[^[\]]{3}$", r"^[[:alpha:]]\]$", r"^\[[&a~]{2}\]$", r"^[\[\]\\]{3}$", "^[^a&&b]{3}$",
         "^[^a~~b]{3}$", "^[^!--]{3}$", "^[ -~~]{3}$", "^[+--]{3}$", "^[--a]{3}$", "^[a-z&&]+$", "^[a-]{3}$",
-        "^[a^]{3}$", r"^[\d-]{3}$", r"^[\x41-\u0043]{3}$",
+        "^[a^]{3}$", r"^[\d-]{3}$", r"^[\w\s\S]{3}$", r"^[\x41-\u0043]{3}$",
     ],
 )  # fmt: skip
 def test_characters_of_a_class_are_ecmas(pattern: str) -> None:
@@ -311,8 +311,8 @@ def test_characters_of_a_class_are_ecmas(pattern: str) -> None:
         jsonschema.validate(json.loads(walk(Structured.json_schema(closing), seed)), closing)
 
 
-@pytest.mark.parametrize("space", [r"\s", r"[\s]", r"[x\s]", r"[^\S]"])
-@pytest.mark.parametrize("other", [r"\S", r"[\S]", r"[x\S]", r"[^\s]"])
+@pytest.mark.parametrize("space", [r"\s", r"[\s]", r"[x\s]", r"[^\S]", r"[\d-\s]"])
+@pytest.mark.parametrize("other", [r"\S", r"[\S]", r"[x\S]", r"[^\s]", r"[\w-\S]"])
 def test_characters_that_are_white_space_for_some_are_in_no_class_of_it(space: str, other: str) -> None:
     """U+0085 is for Rust and Python, U+FEFF for ECMA-262."""
     for pattern, kept, left in ((space, " \u00a0\u3000", "a"), (other, "a\u0660", " \u3000")):
@@ -321,6 +321,16 @@ def test_characters_that_are_white_space_for_some_are_in_no_class_of_it(space: s
             matcher, text = LLMatcher(BYTES, grammar, log_level=0, limits=limits()), f'"{character}"'.encode()
             taken = matcher.validate_tokens(list(text)) == len(text)
             assert taken == (character in kept), (pattern, character)
+
+
+@pytest.mark.parametrize("pattern", [r"^[\s\S]*$", r"[\s\S]", "[^]", r"^\s"])
+def test_no_name_that_a_pattern_matches_is_taken_for_another(pattern: str) -> None:
+    schema = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}}
+    grammar = grammar_of("json_schema", json.dumps(schema))
+    for name in ("\u0085", "\u0085a", " ", "a"):
+        if re.search(pattern.replace("[^]", r"[\s\S]"), name):
+            matcher, text = LLMatcher(BYTES, grammar, log_level=0, limits=limits()), f'{{"{name}":"'.encode()
+            assert matcher.validate_tokens(list(text)) < len(text), name
 
 
 def test_an_empty_class_is_refused_by_name() -> None:

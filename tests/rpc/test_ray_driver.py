@@ -95,7 +95,8 @@ async def test_an_engine_that_does_not_end_takes_no_other_along(
     async with started(tmp_path, monkeypatch) as rig:
         stuck, other, last = [await rig.launch(name) for name in ("0-stuck", "1-1", "2-stuck")]
         await last.address
-        await rig.cluster.end("0-stuck")
+        with pytest.raises(TimeoutError, match="engine 0-stuck was not ended within"):
+            await rig.cluster.end("0-stuck")
         assert not stuck.ended.done()
         assert not other.ended.done(), "the driver goes on"
         monkeypatch.setattr("rpc.cluster.host.STOP_SECONDS", 30)
@@ -103,6 +104,8 @@ async def test_an_engine_that_does_not_end_takes_no_other_along(
         assert await other.ended == "asked for"
         monkeypatch.setattr("rpc.cluster.host.STOP_SECONDS", 0.2)
         await rig.cluster.end("2-stuck")
+        monkeypatch.setattr("rpc.cluster.host.STOP_SECONDS", 30)
+        await rig.cluster.end("0-stuck")  # again, as a supervisor does
         again = await rig.launch("2-2")
         await again.address
         assert len(rig.told()) == 2, "a new driver, as the old one had no other engine"

@@ -11,7 +11,7 @@ from model.inputs.chat_output.formats import ReasoningFormat, ToolFormat
 from model.inputs.chat_output.grammar_form import OfferedTool, OutputForm
 from model.inputs.chat_output.marks import Marks
 from model.inputs.chat_output.parser import Parsing
-from scheduler.structured import Structured
+from scheduler.structured import STRUCTURAL_TAG, Structured
 from scheduler.tools import ToolChoice, ToolUse
 
 DIGEST, HEX_DIGITS = 16, 24  # bytes; digits of an id
@@ -84,7 +84,7 @@ class ChatOutput:
         schemas: Mapping[str, Mapping[str, Any]],
         thinks: bool,
         call_id: Callable[[int], str],
-        answers: bool = False,
+        structured: Structured | None = None,
     ) -> Parsing | None:
         """Returns how an output is read; None for one that is text alone.
 
@@ -93,13 +93,15 @@ class ChatOutput:
             schemas: JSON schema of the arguments by the tool's name.
             thinks: It begins within the reasoning.
             call_id: Returns the id of a call by its number.
-            answers: Its content is constrained.
+            structured: Constraint on its content.
         """
         tools = self.tools if tool_use.offered else None
         if tools is None and self.reasoning is None:
             return None
+        answers = structured is not None
+        whole = structured is not None and structured.kind != STRUCTURAL_TAG  # between tags there is any text
         one = not tool_use.parallel
-        return Parsing(self.marks, tools, self.reasoning, schemas, thinks, call_id, answers, one)
+        return Parsing(self.marks, tools, self.reasoning, schemas, thinks, call_id, answers, whole, one)
 
     def form(
         self, tool_use: ToolUse, structured: Structured | None, prompt: str, continues: bool = False

@@ -6,14 +6,14 @@ process that tries grammars, as schemas of clients are untrusted.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
 from model.inputs.chat_output.arguments_grammar import ArgumentsGrammar
 from model.inputs.chat_output.calls import ARGUMENTS, BESIDE
-from model.inputs.chat_output.formats import ToolFormat
+from model.inputs.chat_output.formats import ReasoningFormat, ToolFormat
 from model.inputs.chat_output.grammar_form import OutputForm
 from model.inputs.chat_output.parser import GAP
 from model.inputs.grammars import UNFORCED, escaped, limits
@@ -44,21 +44,26 @@ class OutputGrammar:
         Raises:
             GrammarRefused: A strict tool's schema cannot be enforced. Names the field.
         """
-        form, tools = self._form, self._form.tools
-        # Before an answer that may begin with a new line there are all of them: the parser must know which are its own.
-        least = GAP if form.reasoning and answer and self._begins_with_line(answer) else 0
-        self._rules.append(f"GAP: /\\n{{{least},{GAP}}}/")
-        options = []
+        form, tools, calls = self._form, self._form.tools, list[str]()
+        self._rules.append(f"GAP: /\\n{{0,{GAP}}}/")
         if tools is not None and form.offered:
-            options += self._calls(tools, after_text=not form.required and not answer)
-        if not form.required:
-            if not answer:
-                options.append(self._text())
-            else:
-                self._named += [{**answer[0], "name": "answer"}, *map(dict, answer[1:])]
-                options.append(self._sequence(self._content_begin(), "@answer"))
-        self._rule("output", " | ".join(options))
-        self._rule("start", self._sequence(*self._reasoning(), "output"))
+            calls = self._calls(tools, after_text=not form.required and not answer)
+        contents = [] if form.required else [self._answer(answer) if answer else self._text()]
+        self._rule("output", " | ".join(calls + contents))
+        if form.reasoning is None:
+            self._rule("start", "output")
+            return
+        # Before an answer that may begin with a new line there are all of them: the parser must know which are its own.
+        behind = "GAP output"
+        if contents and not form.reasoning.content and self._begins_with_line(answer):
+            self._rules.append(f"LINES: /\\n{{{GAP}}}/")
+            ways = [*(f"GAP {one}" for one in calls), *(f"LINES {one}" for one in contents)]
+            behind = self._rule("behind", " | ".join(ways))
+        self._rule("start", f"{self._reasoning(form.reasoning)} {behind}" + ("" if form.thinks else " | output"))
+
+    def _answer(self, answer: Sequence[Mapping[str, Any]]) -> str:
+        self._named += [{**answer[0], "name": "answer"}, *map(dict, answer[1:])]
+        return self._sequence(self._content_begin(), "@answer")
 
     def _begins_with_line(self, answer: Sequence[Mapping[str, Any]]) -> bool:
         """Returns whether a new line may be the first character of an answer. One of structural tags may lose it."""
@@ -107,17 +112,10 @@ class OutputGrammar:
 
     # Reasoning and content
 
-    def _reasoning(self) -> Iterable[str]:
-        form = self._form.reasoning
-        if form is None:
-            return
+    def _reasoning(self, form: ReasoningFormat) -> str:
+        begin = "" if self._form.thinks else self.literal(form.begin)
         end = self.until("thought", form.end.strip())
-        behind = self.literal(form.behind)
-        if self._form.thinks:
-            yield self._rule("reasoning", self._sequence(end, behind, "GAP"))
-        else:
-            begun = self._sequence(self.literal(form.begin), end, behind, "GAP")
-            yield "(" + self._rule("reasoning", begun) + ")?"
+        return self._rule("reasoning", self._sequence(begin, end, self.literal(form.behind)))
 
     def _content_begin(self) -> str:
         reasoning = self._form.reasoning

@@ -31,6 +31,7 @@ class Parsing:
         thinks: The output begins within the reasoning.
         call_id: Returns the id of a call by its number, where the model writes none.
         answers: Content is constrained, so that calls can only come in its place.
+        whole: The constraint is on all of it, so that no white space and no mark around it is not its own.
         one_call: The request wants one call at most: those behind it are dropped, as vLLM does.
     """
 
@@ -41,6 +42,7 @@ class Parsing:
     thinks: bool = False
     call_id: Callable[[int], str] = str
     answers: bool = False
+    whole: bool = False
     one_call: bool = False
 
 
@@ -51,7 +53,8 @@ class OutputParser:
         self._parsing, self._source, self._new = parsing, Source(), Parsed()
         self._calls = 0
         self._space = list[str]()  # at the end of content so far; dropped where a call or reasoning follows
-        self._blank = True  # there was no content yet
+        self._blank = True  # there was no content and no call yet
+        self._spoke = False  # there was content
         self._strips = False  # whitespace that comes next is dropped
         self._gap = 0  # of a constrained answer, so many new lines at most
         self._reasoned = parsing.thinks  # there was reasoning
@@ -89,8 +92,7 @@ class OutputParser:
         tools, reasoning = self._parsing.tools, self._parsing.reasoning
         stops = tools.triggers if tools else ()
         if reasoning:
-            # A constrained answer is all of the content: no grammar writes something around it.
-            around = () if self._parsing.answers else reasoning.answer
+            around = () if self._parsing.whole else reasoning.answer
             stops += (reasoning.begin.strip(), *reasoning.dropped, *around)
         return tuple(sorted(dict.fromkeys(stops), key=len, reverse=True))
 
@@ -102,7 +104,7 @@ class OutputParser:
         while (stop := (yield from source.until(self._stops, self._content))) is not None:
             if parsing.reasoning and stop in parsing.reasoning.dropped:
                 self._strips, self._gap = True, 0
-                if self._parsing.answers and self._blank:
+                if self._parsing.whole and self._blank:
                     self._space.clear()
             elif parsing.reasoning and stop in parsing.reasoning.answer:
                 self._around_answer(stop, parsing.reasoning.answer)
@@ -129,10 +131,11 @@ class OutputParser:
 
     def _content(self, text: str) -> None:
         if self._strips:
-            text = self._without_gap(text) if self._parsing.answers else text.lstrip()
+            text = self._without_gap(text) if self._parsing.whole and not self._calls else text.lstrip()
         kept = text.rstrip()
         if kept:
             self._strips = self._blank = self._answered = False
+            self._spoke = True
             self.in_text = True
             self._new.content += "".join(self._space) + self._shown(kept)
             self._space.clear()
@@ -184,7 +187,7 @@ class OutputParser:
             head = head[len(form.trigger) :]
         else:
             head, source.at = "", start
-        is_call = self._blank or not (form.at_start or self._parsing.answers)
+        is_call = self._blank or not (form.at_start or (self._parsing.answers and self._spoke))
         if is_call and not (yield from source.literal(" " + head)):
             # A list of one call may come without its brackets.
             is_call, closing = head.strip() == LIST, form.closing.removeprefix(LIST_END)

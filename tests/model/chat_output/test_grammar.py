@@ -22,7 +22,7 @@ from model.inputs.grammar_process import output_grammar, tokenizer_of, trial_ids
 from model.inputs.grammars import GrammarRefused, limits
 from scheduler.structured import Structured
 from scheduler.tools import Tool, ToolChoice, ToolUse
-from tests.model.chat_output.test_parser import form_of, parsed
+from tests.model.chat_output.test_parser import Whole, form_of, parsed
 from tests.support.written_calls import CALLS, SCHEMAS, SINGLE, WRITTEN
 
 pytestmark = pytest.mark.sample(3)
@@ -249,13 +249,14 @@ def test_an_answer_behind_reasoning() -> None:
         ("think", Structured.regex(" *x"), ["", "\n", "\n\n"], ["x", "  x"]),
         ("hunyuan", Structured.regex("<answer>x</answer>"), ["", "\n\n"], ["<answer>x</answer>"]),
         ("harmony", Structured.regex(r"( |\n)*x"), ["\n\n<|channel|>final<|message|>"], ["x", "\n\n x"]),
+        ("harmony", Structured.regex(r"( |\n)*x"), ["<|channel|>final<|message|>"], ["x", "\n\n x"]),
     ],
 )
 def test_white_space_of_an_answer_behind_reasoning_is_its_own(
     reasoning: str, structured: Structured, gaps: list[str], answers: list[str]
 ) -> None:
     form = form_of("hermes", False, reasoning)
-    wanted, parsing = form.form(ToolUse(), structured, ""), form.parsing(ToolUse(), {}, False, str, answers=True)
+    wanted, parsing = form.form(ToolUse(), structured, ""), form.parsing(ToolUse(), {}, False, str, structured)
     assert wanted is not None
     assert parsing is not None
     assert form.reasoning is not None
@@ -270,6 +271,45 @@ def test_white_space_of_an_answer_behind_reasoning_is_its_own(
                 for at in range(0, len(written), step):
                     content += parser.push(written[at : at + step]).content
                 assert content + parser.end().content == answer
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "mistral_v3", "harmony"])
+@pytest.mark.parametrize("choice", [ToolChoice.AUTO, ToolChoice.REQUIRED])
+def test_calls_beside_an_answer_with_white_space(name: str, choice: ToolChoice) -> None:
+    form, structured = form_of(name, False), Structured.regex(r"( |\n)*x")
+    wanted = form.form(tools(choice=choice), structured, "")
+    parsing = form.parsing(tools(choice=choice), SCHEMAS, False, str, structured)
+    assert wanted is not None
+    assert parsing is not None
+    assert form.reasoning is not None
+    texts, calls = Language(wanted), canonical(name)
+    reasoning = form.reasoning.begin + "hm" + form.reasoning.end + form.reasoning.behind
+    for before in ("", reasoning, f"{reasoning}\n", f"{reasoning}\n\n"):
+        if name == "harmony" and before:
+            calls = calls.removeprefix("<|start|>assistant")
+        text = form.marks.marked(before + calls)
+        assert texts.allows(text), before
+        for step in (1, len(text)):
+            parser, whole = OutputParser(parsing), Whole()
+            for at in range(0, len(text), step):
+                whole.add(parser.push(text[at : at + step]))
+            whole.add(parser.end())
+            assert (whole.content, len(whole.calls)) == ("", 1 if name in SINGLE else len(CALLS))
+    if choice is ToolChoice.AUTO and name != "harmony":
+        assert texts.allows(form.marks.marked(f"{reasoning}\n\n\n x"))
+        assert not texts.allows(form.marks.marked(f"{reasoning}\n x"))
+
+
+@pytest.mark.parametrize("reasoning", ["think", "hunyuan"])
+def test_text_between_tags_is_read_as_without_a_constraint(reasoning: str) -> None:
+    form, tag = form_of("hermes", False, reasoning), {"begin": "<f>", "schema": {}, "end": "</f>"}
+    structured = Structured.structural_tag({"structures": [tag], "triggers": ["<f>"]})
+    parsing = form.parsing(ToolUse(), {}, False, str, structured)
+    assert parsing is not None
+    begin, end = form.reasoning.answer if form.reasoning and form.reasoning.answer else ("", "")
+    parser = OutputParser(parsing)
+    found = parser.push(f"<think>hm</think>\n\n\n{begin}\n hello <f>{{}}</f>\n{end}").content + parser.end().content
+    assert found.rstrip() == "hello <f>{}</f>"
 
 
 def test_a_call_at_the_start_is_known_by_its_first_key() -> None:

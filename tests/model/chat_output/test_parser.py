@@ -16,6 +16,7 @@ from model.inputs.chat_output.families import REASONING_FORMAT_NAMES, TOOL_FORMA
 from model.inputs.chat_output.parsed import Parsed
 from model.inputs.chat_output.parser import OutputParser
 from model.inputs.chat_output.schema_types import types_of
+from scheduler.structured import Structured
 from scheduler.tools import Tool, ToolUse
 from tests.support.written_calls import CALLS, SCHEMAS, SINGLE, WRITTEN
 
@@ -374,7 +375,7 @@ def test_a_special_token_within_arguments_is_text() -> None:
 def test_an_answer_has_no_calls_in_it() -> None:
     form = form_of("qwen3_coder", False)
     text = '{"a": "<tool_call><function=get_time></function></tool_call>"}'
-    parsing = form.parsing(TOOLS, SCHEMAS, False, str, answers=True)
+    parsing = form.parsing(TOOLS, SCHEMAS, False, str, Structured.json_schema({}))
     assert parsing is not None
     parser, whole = OutputParser(parsing), Whole()
     whole.add(parser.push(text))
