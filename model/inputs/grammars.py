@@ -156,7 +156,7 @@ RUSTS, ANY = "[&~-^", r"[\s\S]"
 """Characters with a meaning in Rust's classes that ECMA-262 has not everywhere; the class of all characters."""
 CLASS_NAMES = ("\\d", "\\D", "\\w", "\\W", "\\s", "\\S", "\\p", "\\P")  # no end of a range
 SPACES = {r"\s": (r"[\s--\x85]", r"[\s\u{FEFF}]"), r"\S": (r"[^\s\u{FEFF}]", r"[\S\x85]")}
-"""What is surely white space or not, and in a negated class what may be: U+0085 is in Rust, U+FEFF in ECMA-262."""
+"""What is surely white space or not, and what may be: U+0085 is for Rust and Python, U+FEFF for ECMA-262."""
 
 NARROWED: dict[str, dict[str, Any]] = {
     "date": {"pattern": f"^{DATE}$"},
@@ -263,19 +263,21 @@ def _take_patterns(schema: dict[str, Any], where: str) -> None:
         schema["pattern"] = _plain_pattern(pattern, place_in_schema(where, "pattern"))
     if isinstance(keyed := schema.get("patternProperties"), dict):
         at = place_in_schema(where, "patternProperties")
-        plain = [_plain_pattern(pattern, at, of_names=True) for pattern in keyed]
+        # A name that none of them matches may have any value, unless there may be no other.
+        wide = schema.get("additionalProperties") is not False
+        plain = [_plain_pattern(pattern, at, wide) for pattern in keyed]
         if len(set(plain)) < len(plain):
             raise GrammarRefused(f"{at}: two of its patterns are the same")
         schema["patternProperties"] = dict(zip(plain, keyed.values(), strict=True))
 
 
-def _plain_pattern(pattern: str, where: str, of_names: bool = False) -> str:
+def _plain_pattern(pattern: str, where: str, wide: bool = False) -> str:
     """Returns an expression of JSON Schema as Rust's, in whose classes brackets and some pairs have a meaning.
 
     Args:
         pattern: The expression.
         where: JSON pointer to it.
-        of_names: What it does not match may be allowed too, so that it must not match less.
+        wide: What may be white space, or another character, counts as both; otherwise it counts as neither.
 
     Raises:
         GrammarRefused: A class is empty.
@@ -283,8 +285,8 @@ def _plain_pattern(pattern: str, where: str, of_names: bool = False) -> str:
 
     def plain(found: re.Match[str]) -> str:
         text = found[0]
-        if text in SPACES and not of_names:
-            return SPACES[text][0]
+        if text in SPACES:
+            return SPACES[text][wide]
         if text[0] == "\\" or text[-1] != "]":
             return text
         if text == "[]":
@@ -292,11 +294,12 @@ def _plain_pattern(pattern: str, where: str, of_names: bool = False) -> str:
         if text == "[^]":
             return ANY
         negated = text.startswith("[^")
-        start = 1 + negated
-        # With both of them it is of all characters.
-        spaces = SPACES if not of_names and not all(one in text for one in SPACES) else {}
-        named = {one: both[negated] for one, both in spaces.items()}
-        return text[:start] + CLASS_ITEMS.sub(partial(_plain_item, named), text[start:-1]) + "]"
+        inside = text[1 + negated : -1]
+        ends = {end for item in CLASS_ITEMS.finditer(inside) for end in item.groups()}
+        named = {name: both[negated != wide] for name, both in SPACES.items()}
+        if ends.issuperset(SPACES):  # it is of all characters
+            named = {}
+        return text[: 1 + negated] + CLASS_ITEMS.sub(partial(_plain_item, named), inside) + "]"
 
     return CLASSES.sub(plain, pattern)
 

@@ -242,7 +242,10 @@ class RayHost:
             client = self._client = LinkClient(reach, sink, self.config.request, self._settings.silence)
             await connect(client, asyncio.shield(launch.ended), seconds)
         except BaseException:
-            await self.stop()
+            try:
+                await self.stop()
+            except TimeoutError as error:  # the next `stop` tries again
+                log.warning("%s", error)
             raise
         return client
 

@@ -80,12 +80,13 @@ class TracedRequest:
     def longest(self) -> int:
         """Recorded tokens of its longest sequence, with those that it came with."""
         came = max((len(tokens) for tokens in self.submit.emitted if tokens is not None), default=0)
-        return max((position + 1 for _, position in self.tokens), default=came)
+        return max(came, max((position + 1 for _, position in self.tokens), default=0))
 
     @property
     def stops_after(self) -> int:
         """Tokens after which it is ended, where it `stops`: the step that is planned by then draws for it once more."""
-        gone = self.ended.union(index for _, index in self.left if index is not None)
+        left = (index for _, index in self.left if index is not None)
+        gone = self.ended.union(left, (index for index, one in enumerate(self.submit.emitted) if one is None))
         return max(1, len(self.tokens) - max(0, self.submit.request.count - len(gone)))
 
 

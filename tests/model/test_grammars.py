@@ -323,14 +323,36 @@ def test_characters_that_are_white_space_for_some_are_in_no_class_of_it(space: s
             assert taken == (character in kept), (pattern, character)
 
 
-@pytest.mark.parametrize("pattern", [r"^[\s\S]*$", r"[\s\S]", "[^]", r"^\s"])
-def test_no_name_that_a_pattern_matches_is_taken_for_another(pattern: str) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        (r"^[\s\S]*$", "\u0085\ufeff a"), (r"[\s\S]", "\u0085\ufeff a"), ("[^]", "\u0085\ufeff a"),
+        (r"^\s", "\u0085\ufeff "), (r"\S", "\u0085\ufeffa"), (r"^[^\s]", "\u0085\ufeffa"), (r"[^\S]", "\u0085\ufeff "),
+    ],
+)  # fmt: skip
+def test_a_name_that_a_pattern_may_match_has_no_other_value(pattern: str, names: str) -> None:
     schema = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}}
     grammar = grammar_of("json_schema", json.dumps(schema))
-    for name in ("\u0085", "\u0085a", " ", "a"):
-        if re.search(pattern.replace("[^]", r"[\s\S]"), name):
-            matcher, text = LLMatcher(BYTES, grammar, log_level=0, limits=limits()), f'{{"{name}":"'.encode()
-            assert matcher.validate_tokens(list(text)) < len(text), name
+    for name in names:
+        for value, kept in (('"', False), ("1", True)):
+            matcher, text = LLMatcher(BYTES, grammar, log_level=0, limits=limits()), f'{{"{name}":{value}'.encode()
+            assert (matcher.validate_tokens(list(text)) == len(text)) == kept, (name, value)
+
+
+def test_a_name_that_a_pattern_may_not_match_is_no_other_where_there_is_none() -> None:
+    for pattern in (r"^\s$", r"^\S$"):
+        schema = closed({}, patternProperties={pattern: {"type": "integer"}})
+        grammar = grammar_of("json_schema", json.dumps(schema))
+        for name in "\u0085\ufeff":
+            matcher, text = LLMatcher(BYTES, grammar, log_level=0, limits=limits()), f'{{"{name}":1'.encode()
+            assert matcher.validate_tokens(list(text)) < len(text), (pattern, name)
+
+
+def test_a_backslash_before_a_letter_names_no_class() -> None:
+    grammar = grammar_of("json_schema", json.dumps({"type": "string", "pattern": r"^[\s\\S]$"}))
+    for character, kept in ((" ", True), ("S", True), ("\u0085", False), ("\ufeff", False), ("a", False)):
+        matcher, text = LLMatcher(BYTES, grammar, log_level=0, limits=limits()), f'"{character}"'.encode()
+        assert (matcher.validate_tokens(list(text)) == len(text)) == kept, character
 
 
 def test_an_empty_class_is_refused_by_name() -> None:

@@ -1,5 +1,6 @@
 """A server's talk with Ray's driver; a script stands in for the driver."""
 
+import asyncio
 import json
 import stat
 import sys
@@ -10,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from rpc.cluster.host import RayCluster
+from rpc.cluster.host import RayCluster, RayHost
 from rpc.settings import EngineConfig, EngineSettings
 from tests.support.links import eventually
 from tests.support.processes import temporary_directory
 
 HERE = EngineSettings(ray=True)
 
-# An engine's link is "at" something, an event of an engine that was not asked for comes first.
+# An engine's link is "at" something, one of number 7 does not end, and an event of an unknown one comes first.
 DRIVER = """#!{python}
 import json, sys
 def tell(**event): print(json.dumps(event), flush=True)
@@ -25,7 +26,7 @@ config = json.loads(sys.stdin.readline())
 with open({log!r}, "a") as log: print(json.dumps([sys.argv[1:], config]), file=log)
 for line in sys.stdin:
     order = json.loads(line)
-    if "end" in order and order["end"].endswith("-stuck"):
+    if "end" in order and order["end"].startswith("7-"):
         pass
     elif "end" in order:
         tell(ended=order["end"], why="asked for")
@@ -93,23 +94,50 @@ async def test_an_engine_that_does_not_end_takes_no_other_along(
 ) -> None:
     monkeypatch.setattr("rpc.cluster.host.STOP_SECONDS", 0.2)
     async with started(tmp_path, monkeypatch) as rig:
-        stuck, other, last = [await rig.launch(name) for name in ("0-stuck", "1-1", "2-stuck")]
+        stuck, other, last = [await rig.launch(name) for name in ("7-1", "1-1", "7-2")]
         await last.address
-        with pytest.raises(TimeoutError, match="engine 0-stuck was not ended within"):
-            await rig.cluster.end("0-stuck")
+        with pytest.raises(TimeoutError, match="engine 7-1 was not ended within"):
+            await rig.cluster.end("7-1")
         assert not stuck.ended.done()
         assert not other.ended.done(), "the driver goes on"
         monkeypatch.setattr("rpc.cluster.host.STOP_SECONDS", 30)
         await rig.cluster.end("1-1")
         assert await other.ended == "asked for"
         monkeypatch.setattr("rpc.cluster.host.STOP_SECONDS", 0.2)
-        await rig.cluster.end("2-stuck")
+        await rig.cluster.end("7-2")
         monkeypatch.setattr("rpc.cluster.host.STOP_SECONDS", 30)
-        await rig.cluster.end("0-stuck")  # again, as a supervisor does
+        await rig.cluster.end("7-1")  # again, as a supervisor does
         again = await rig.launch("2-2")
         await again.address
         assert len(rig.told()) == 2, "a new driver, as the old one had no other engine"
         await rig.cluster.end("2-2")
+
+
+async def test_a_launch_that_is_cancelled_is_so_where_its_engine_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connecting = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        connecting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("rpc.cluster.host.connect", never)
+    monkeypatch.setattr("rpc.cluster.host.STOP_SECONDS", 0.2)
+    async with started(tmp_path, monkeypatch) as rig:
+        await rig.launch("1-1")
+        host = RayHost(7, rig.cluster, EngineConfig(), HERE)
+        launch = asyncio.create_task(host.launch(lambda _: None))
+        await connecting.wait()
+        launch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await launch
+        with pytest.raises(TimeoutError, match="engine 7-1 was not ended within"):
+            await host.stop()
+        monkeypatch.setattr("rpc.cluster.host.STOP_SECONDS", 30)
+        await rig.cluster.end("1-1")
+        monkeypatch.setattr("rpc.cluster.host.STOP_SECONDS", 0.2)
+        await host.stop()
 
 
 async def test_one_that_is_there_is_told_how_long_engines_stay_without_a_frontend(
