@@ -301,6 +301,7 @@ def test_what_only_looks_like_a_keyword_is_taken(number: int) -> None:
         "^[a^]{3}$", r"^[\d-]{3}$", r"^[\w\s\S]{3}$", r"^[\x41-\u0043]{3}$",
     ],
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Possible :FutureWarning")  # of Python's expressions, which may follow Rust's
 def test_characters_of_a_class_are_ecmas(pattern: str) -> None:
     """In Rust's expressions brackets begin classes of classes, and some pairs are operators."""
     for seed in range(30):
