@@ -41,6 +41,8 @@ TENANT_COLUMNS = {
     "tpot p99": "a token after it, s, p99",
 }
 """Figures of a tenant, by the heading of their column."""
+TRIAL_COLUMNS = ("engines", "change", "within\ntargets", "ttft\np99, s", "itl\np99, s", "prefix\nhits", "preemptions")
+"""Headings of a plan's table. Those of two lines leave room for the names of changes in 80 columns."""
 
 SLO = typer.Option(
     "--slo", show_default=False, help="Targets of a request: ttft=500ms,itl=50ms, or one of them; itl is a mean."
@@ -127,10 +129,9 @@ def plan(
         print(json.dumps({"replicas": best, "trials": trials}))
     else:
         _print_about(scenario)
-        columns = ("engines", "change", "within targets", "ttft p99, s", "itl p99, s", "prefix hits", "preemptions")
-        print_table(columns, [_trial_row(one) for one in found.trials], ("change",), columns[:1] + columns[2:])
-        share = f"{percentile:g} % of the requests within {slo}"
-        print(f"\n{best} engines serve {share}" if best else f"\n{most} engines do not serve {share}")
+        rows = [_trial_row(one) for one in found.trials]
+        print_table(TRIAL_COLUMNS, rows, ("change",), TRIAL_COLUMNS[:1] + TRIAL_COLUMNS[2:])
+        print(f"\n{_verdict(best, most)} {percentile:g} % of the requests within {slo}")
     if best is None:
         raise typer.Exit(1)
 
@@ -206,7 +207,18 @@ def _tenant_table(tenants: Sequence["TenantFigures"]) -> list[list[str]]:
 
 def _said(trial: "Trial") -> str:
     change = f", {trial.change}" if trial.change else ""
-    return f"{trial.replicas} engines{change}: {trial.met:.2%} within the targets"
+    return f"{_engines(trial.replicas)}{change}: {trial.met:.2%} within the targets"
+
+
+def _engines(count: int) -> str:
+    return "1 engine" if count == 1 else f"{count} engines"
+
+
+def _verdict(best: int | None, most: int) -> str:
+    """Returns the beginning of a plan's last sentence: the engines, and whether they serve."""
+    if best is None:
+        return f"{_engines(most)} {'does' if most == 1 else 'do'} not serve"
+    return f"{_engines(best)} {'serves' if best == 1 else 'serve'}"
 
 
 def _trial_row(trial: "Trial") -> list[str]:

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from cache_manager.block_hash import Scope
+from rpc.cli.main import app
 from rpc.simulation.recorded import Trace
 from scheduler.profile import Profile
 from scheduler.replaying import Recording
@@ -195,11 +197,24 @@ def test_a_plan_names_the_fewest_and_shows_changes(trace: Path, profile: Path) -
     done = run(*asked, "--most", "6")
     assert done.exit_code == 0, done.stderr
     answer = json.loads(run(*asked, "--most", "6", "--json").stdout)
+    assert answer["replicas"] > 1
     assert f"{answer['replicas']} engines serve 90 % of the requests within ttft=300ms" in done.stdout
     assert {one["change"] for one in answer["trials"]} >= {"", "+50% pages", "policy deadline"}
     few = run(*asked, "--most", "1", "--percentile", "100")
     assert few.exit_code == 1
-    assert "1 engines do not serve 100 %" in few.stdout
+    assert "1 engine does not serve 100 %" in few.stdout
+    easy = run("plan", "--trace", str(trace), "--profile", str(profile), "--slo", "ttft=100s")
+    assert "1 engine serves 99 % of the requests within ttft=100s" in easy.stdout
+
+
+def test_changes_of_a_plan_stand_on_one_line_of_80_columns(trace: Path, profile: Path) -> None:
+    asked = ["plan", "--trace", str(trace), "--profile", str(profile), "--slo", "ttft=300ms", "--percentile", "90"]
+    done = CliRunner().invoke(app, asked, env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for change in ("policy fair-deadline", "router least-requests"):
+        assert any(change in line for line in lines), done.stdout
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(
