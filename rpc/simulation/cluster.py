@@ -276,11 +276,10 @@ class Cluster:
         if node.ended or node.dead_since is not None or engine is None or engine.due != now:
             return  # it is gone, or something came before
         node.woken = math.inf
-        if (outputs := engine.wake(now)) is not None:
-            self._take(node, outputs, now)
+        engine.wake(now, partial(self._take, node, now))
         self._due(node)
 
-    def _take(self, node: _Node, outputs: StepOutputs, now: float) -> None:
+    def _take(self, node: _Node, now: float, outputs: StepOutputs) -> None:
         node.replica.update(outputs)
         firsts, gaps = self.ledger.take(outputs, now)
         if self._slo_counts:

@@ -81,19 +81,20 @@ class SimulatedEngine:
         if not self._flying:
             self.due = now
 
-    def wake(self, now: float) -> StepOutputs | None:
+    def wake(self, now: float, take: Callable[[StepOutputs], object]) -> None:
         """Ends the step whose result comes now, and plans as many as may be in flight.
 
         Args:
             now: Seconds: `due`.
-
-        Returns:
-            Outputs of the step, or of no step where there is other news.
+            take: Takes the outputs of the step, or of no step where there is other news. The next plan is made after
+                it, so an event that it `put`s counts for that.
         """
         scheduler, outputs = self.scheduler, None
         self._get_ready(now)
         if self._flying and self._flying[0].ends <= now:
             outputs = scheduler.commit(self._flying.popleft().result, now)
+            if outputs is not None:
+                take(outputs)
         while len(self._flying) < self._depth:
             events, self._events = self._events, []
             if (plan := scheduler.schedule(now, events)) is None:
@@ -104,11 +105,10 @@ class SimulatedEngine:
             begins = self._flying[-1].ends if self._flying else now
             self._flying.append(_Launched(begins + seconds, plan, self._result(plan)))
             self._busy += seconds
-        if outputs is None and not self._flying:
-            outputs = scheduler.commit(None, now)
+        if outputs is None and not self._flying and (news := scheduler.commit(None, now)) is not None:
+            take(news)
         self._note_held(now)
         self.due = self._flying[0].ends if self._flying else self._idle_due(now)
-        return outputs
 
     def _get_ready(self, now: float) -> None:
         """Makes the events of attempts that need not be held any more."""

@@ -3,9 +3,8 @@
 The simulation runs the scheduler itself, on a clock that goes on by the costs of each step, which are fitted to the
 recorded steps. A request comes when it came, draws what it drew, and its client leaves as long after its arrival as it
 did; one that left after some tokens leaves after as many, as at a stop string, but a single one of several sequences
-when it was left. A request whose own end the recording
-does not have, as it failed or the recording ended first, ends after the tokens that it had. Two simulations of one
-recording are equal.
+when it was left. A request whose own end the recording does not have, as it failed or the recording ended first, ends
+after the tokens that it had. Two simulations of one recording are equal.
 
 What it does not model: faults, time outside of the engine, swaps to the host, tokens that a constraint forced (each is
 drawn), outputs of requests that were refused (they take all of their `max_tokens`), and clients that would have done
@@ -54,7 +53,6 @@ class TracedRequest:
         left: Seconds from its arrival until its client left, and the sequence that it left; None for all of them.
         over: Seconds at which all of it was over; None where the recording ended first.
         whole: It ended by itself.
-        ended: Its sequences that ended by themselves.
     """
 
     at: float
@@ -64,7 +62,6 @@ class TracedRequest:
     left: list[tuple[float, int | None]] = field(default_factory=list)
     over: float | None = None
     whole: bool = False
-    ended: set[int] = field(default_factory=set)
 
     @property
     def stops(self) -> bool:
@@ -81,13 +78,6 @@ class TracedRequest:
         """Recorded tokens of its longest sequence, with those that it came with."""
         came = max((len(tokens) for tokens in self.submit.emitted if tokens is not None), default=0)
         return max(came, max((position + 1 for _, position in self.tokens), default=0))
-
-    @property
-    def stops_after(self) -> int:
-        """Tokens after which it is ended, where it `stops`: the step that is planned by then draws for it once more."""
-        left = (index for _, index in self.left if index is not None)
-        gone = self.ended.union(left, (index for index, one in enumerate(self.submit.emitted) if one is None))
-        return max(1, len(self.tokens) - max(0, self.submit.request.count - len(gone)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -228,8 +218,6 @@ def _trace(requests: dict[int, TracedRequest], numbers: Mapping[int, int], event
 
 
 def _end(one: TracedRequest, end: End, now: float) -> None:
-    if end.reason is not EndReason.FINISHED:
-        one.ended.add(end.index)
     if not end.more:
         one.over, one.whole = now, end.reason in WHOLE
 
@@ -286,7 +274,7 @@ def recorded_stops(trace: Trace) -> dict[int, int]:
 
     Most of them met a stop string, which the frontend finds.
     """
-    return {number: one.stops_after for number, one in trace.requests.items() if one.stops}
+    return {number: len(one.tokens) for number, one in trace.requests.items() if one.stops}
 
 
 def recorded_draws(trace: Trace) -> Callable[[Ledger], Draws]:

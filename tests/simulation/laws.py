@@ -134,12 +134,15 @@ def _check_engine(replica: Replica, engine: SimulatedEngine) -> None:
     """Checks an engine that lives, whose requests have all ended."""
     scheduler, name = engine.scheduler, f"engine {replica.number}"
     law(not scheduler.live_attempts(), f"{name} still has the attempts {scheduler.live_attempts()}")
+
+    def take(outputs: StepOutputs) -> None:
+        law(not len(outputs.attempts) and not outputs.ends, f"{name} reports more after the last end")
+        replica.update(outputs)
+
     for _ in range(DRAIN_WAKES):
         if engine.due > LATEST:
             break
-        if (outputs := engine.wake(engine.due)) is not None:
-            law(not len(outputs.attempts) and not outputs.ends, f"{name} reports more after the last end")
-            replica.update(outputs)
+        engine.wake(engine.due, take)
     law(not scheduler.has_work and not scheduler.has_news, f"{name} still has work, or something to report")
     law(not scheduler.held, f"{name} still holds the attempts {list(scheduler.held)}")
     stats = scheduler.stats()

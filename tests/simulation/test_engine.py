@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,8 +32,7 @@ def drive(engine: SimulatedEngine, ledger: Ledger, until: float = math.inf) -> f
     now = 0.0
     while engine.due <= until and engine.due < math.inf:
         now = engine.due
-        if (outputs := engine.wake(now)) is not None:
-            ledger.take(outputs, now)
+        engine.wake(now, partial(ledger.take, now=now))
     return now
 
 
@@ -112,5 +112,5 @@ def test_a_step_that_is_cut_off_is_busy_until_then() -> None:
     engine = SimulatedEngine(made(), COSTS, fillers(ledger))
     ledger.arrive(0, 1.0)
     engine.put(Submit(0, make_request(0, 20, 5)), 1.0)
-    engine.wake(1.0)
+    engine.wake(1.0, partial(ledger.take, now=1.0))
     assert engine.busy_until(1.004) == pytest.approx(0.004)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cache_manager.block_hash import BlockHasher
 from rpc.simulation.recorded import Trace, costs_of, simulate
 from scheduler.blueprint import Blueprint
-from scheduler.events import EndReason, Event, Ready, Submit
+from scheduler.events import Abort, EndReason, Event, Ready, Submit
 from scheduler.parameters import Beam
 from scheduler.recording import RecordedScheduler
 from scheduler.replaying import Recording, RecordingError
@@ -137,8 +137,7 @@ def test_what_the_end_of_a_recording_cut_off_ends_with_the_tokens_that_it_had(de
     for changed in (None, blueprint(settings, pages=2000)):
         ledger = simulate(cut, changed).ledger
         for number, tokens in begun.items():
-            # A sequence that waits for pages as its request is ended draws nothing more.
-            assert tokens - count < ledger.tokens[number] <= max(tokens, 2 * count)
+            assert tokens <= ledger.tokens[number] < tokens + count
 
 
 def recorded_scheduler(made: Blueprint, lines: list[str]) -> RecordedScheduler:
@@ -156,6 +155,24 @@ def test_what_failed_before_its_first_token_is_left() -> None:
     simulated = simulate(trace)
     assert simulated.ledger.tokens[0] == 0
     assert (simulated.ledger.cut, simulated.seconds) == ({0}, pytest.approx(1.0))
+
+
+@pytest.mark.parametrize("drawn", [1, 2, 5])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_request_that_its_client_ends_draws_the_recorded_tokens(depth: int, drawn: int) -> None:
+    made, lines = blueprint(replace(SHORT, steps_in_flight=depth)), list[str]()
+    scheduler = recorded_scheduler(made, lines)
+    events: list[Event] = [Submit(0, make_request(0, 40, 30))]
+    for step in range(drawn):
+        plan = scheduler.schedule(float(step), events)
+        assert plan is not None
+        tokens, events = np.array([5], np.int32), []
+        scheduler.commit(StepResult(plan.step, tokens, logprobs_of(tokens)), step + 0.5)
+    scheduler.schedule(float(drawn), [Abort(0)])
+    scheduler.commit(None, float(drawn))
+    trace = Trace.of(Recording.parse(lines))
+    assert trace.serving.ledger.reasons == {0: EndReason.FINISHED}
+    assert simulate(trace).ledger.tokens.tolist() == trace.serving.ledger.tokens.tolist() == [drawn]
 
 
 def test_a_request_that_came_with_more_than_the_pages_hold_is_refused() -> None:
