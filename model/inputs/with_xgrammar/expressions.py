@@ -23,7 +23,8 @@ SPACES: Ranges = (
     (0x09, 0x0D), (0x20, 0x20), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029),
     (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000),
 )  # fmt: skip
-NAMED = {"d": DIGITS, "w": WORD, "s": SPACES}
+"""White space of Rust and Python. That of ECMA-262 has U+FEFF, and not U+0085."""
+NAMED = {"d": DIGITS, "w": WORD}
 CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v"}
 CODES = {"x": 2, "u": 4, "U": 8}  # digits of a character's code behind its escape
 MOST_REPEATED = 1000
@@ -59,6 +60,8 @@ NO_NEW_LINE = complement(((0x0A, 0x0A),))
 LETTERS = frozenset(string.ascii_letters + string.digits)
 IN_JSON = complement(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)))
 """Characters that a text in JSON has without an escape."""
+SURE_SPACES, POSSIBLE_SPACES = common(SPACES, complement(((0x85, 0x85),))), union(SPACES, ((0xFEFF, 0xFEFF),))
+"""White space of all dialects, and of any: a schema's pattern is ECMA-262's, and many clients check it with Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ def whole(expression: str) -> str:
     Raises:
         GrammarRefused: It has what has no form here.
     """
-    return " | ".join(branch.text for branch in _Rewriter(expression, ANY).read())
+    return " | ".join(branch.text for branch in _Rewriter(expression, ANY, SPACES, SPACES).read())
 
 
 def within_json(expression: str) -> str:
@@ -88,7 +91,7 @@ def within_json(expression: str) -> str:
         GrammarRefused: It has what has no form here, or a character that needs an escape.
     """
     around = f"{written(IN_JSON)}*"
-    branches = _Rewriter(expression, IN_JSON).read()
+    branches = _Rewriter(expression, IN_JSON, SURE_SPACES, POSSIBLE_SPACES).read()
     return " | ".join(f"{'' if b.begins else around} {b.text} {'' if b.ends else around}".strip() for b in branches)
 
 
@@ -125,8 +128,17 @@ def _char(char: str) -> str:
 class _Rewriter:
     """Reads one expression, and writes it anew."""
 
-    def __init__(self, text: str, allowed: Ranges) -> None:
+    def __init__(self, text: str, allowed: Ranges, spaces: Ranges, possible_spaces: Ranges) -> None:
+        r"""Makes a reader.
+
+        Args:
+            text: The expression.
+            allowed: Characters that a text may have.
+            spaces: Characters that \s matches.
+            possible_spaces: Characters that \S does not match.
+        """
         self._text, self._allowed, self._at = text, allowed, 0
+        self._spaces, self._possible_spaces = spaces, possible_spaces
 
     def read(self) -> list[Branch]:
         try:
@@ -227,19 +239,21 @@ class _Rewriter:
         return f"{{{least}{comma}{most}}}"
 
     def _class(self) -> Ranges:
-        negated, parts, opposite = self._take("^"), list[Ranges](), False
+        negated, parts, opposite, names = self._take("^"), list[Ranges](), False, set[str]()
         while not self._take("]"):
             char = self._next()
             if char == "[" or self._text.startswith(("&&", "--", "~~"), self._at - 1):
                 raise GrammarRefused("a class within a class of a regular expression is not read by xgrammar")
             opposite = opposite or (char == "\\" and self._ahead in "dw" and negated)
+            if char == "\\":
+                names.add(self._ahead)
             first = self._escape(opposite=negated) if char == "\\" else _alone(char)
             if self._ahead == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
                 first = self._range(first, opposite=negated)
             parts.append(first)
         if not parts:
             raise GrammarRefused("an empty class of a regular expression is not read by xgrammar")
-        ranges = union(*parts)
+        ranges = ANY if names.issuperset("sS") else union(*parts)
         if negated:
             ranges = complement(ranges)
         return common(ranges, ASCII) if opposite else ranges
@@ -259,8 +273,10 @@ class _Rewriter:
         char = self._next()
         if char in NAMED:
             return NAMED[char]
+        if char == "s":
+            return self._possible_spaces if opposite else self._spaces
         if char == "S" and not opposite:
-            return complement(SPACES)
+            return complement(self._possible_spaces)
         if char in "DW" and not opposite:
             return common(complement(NAMED[char.lower()]), ASCII)
         if char in CONTROLS:
