@@ -313,7 +313,7 @@ def test_text_between_tags_is_read_as_without_a_constraint(reasoning: str) -> No
 
 
 def test_a_call_at_the_start_is_known_by_its_first_key() -> None:
-    """What the mask of a strict tool does not know as a call is none."""
+    """A text that the mask of a strict tool does not take for a call is none."""
     form, texts = language("llama3", False, True, ToolChoice.AUTO)
     for text in (
         '{,"name": "get_time", "parameters": {"tz": 1}}',
