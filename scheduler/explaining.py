@@ -80,6 +80,7 @@ class RequestTimeline:
         cached: Prompt tokens that were in the prefix cache.
         output: Output tokens.
         ended: Reason of its end; "" where the recording ends before it.
+        came_before: It came before the recording began; its time and its output are those from there on.
         intervals: Its time, without gaps.
     """
 
@@ -88,6 +89,7 @@ class RequestTimeline:
     cached: int = 0
     output: int = 0
     ended: str = ""
+    came_before: bool = False
     intervals: list[TimelineInterval] = field(default_factory=list)
 
     @property
@@ -121,14 +123,18 @@ class Explanation:
         self._held: set[int] = set()
         self._in_rows: set[int] = set()
         self._was_in_row: set[int] = set()
+        self._drew: set[int] = set()  # attempts that have drawn a token
         self._departures = 0
         self._lacked: Lack | None = None  # of the attempt that is asked for, since the last call
         self._behind: list[int] = []
         self._now = 0
+        self._take_live()
         for number, call in enumerate(self.replay):
             now = round(call.now * NANOSECONDS)
             if not number:
-                self.began = now
+                self.began = self._now = now
+                for current in self._open.values():
+                    current.start = current.end = now
             self._charge(now - self._now)
             self._now = now
             if call.outputs is None:
@@ -142,6 +148,24 @@ class Explanation:
     def slowest(self) -> list[RequestTimeline]:
         """Returns the timelines by latency, the longest first."""
         return sorted(self.timelines.values(), key=lambda one: -one.latency)
+
+    def _take_live(self) -> None:
+        """Begins the timelines of attempts that are live as the recording begins."""
+        rows, queue = self.replay.scheduler.rows, self.replay.scheduler.queue
+        active = rows.active()
+        running = {int(rows.attempt[row]): rows.sequence(row) for row in active.tolist()}
+        self._drew.update(rows.attempt[active[rows.scheduled[active] + 1 >= rows.length[active]]].tolist())
+        for one in (*running.values(), *queue.in_order()):
+            new = RequestTimeline(one.attempt, len(one.request.prompt), came_before=True)
+            self.timelines.setdefault(one.attempt, new)
+            if one.preempted:
+                self._was_in_row.add(one.attempt)
+            if one.attempt in running:
+                self._in_rows.add(one.attempt)
+                drew = one.attempt in self._drew
+                self._enter(one.attempt, TimelinePhase.DECODE if drew else TimelinePhase.PREFILL)
+            else:
+                self._wait(one.attempt)
 
     def _scheduled(self, call: ReplayedCall) -> None:
         for event in call.events:
@@ -174,7 +198,7 @@ class Explanation:
             if row in slices:
                 start, count = slices[row]
                 # Of an output prefix, too, several tokens behind the prompt are computed at once, before any is drawn.
-                decodes = start >= prompt and (count == 1 + drafts[row] or self.timelines[attempt].output > 0)
+                decodes = start >= prompt and (count == 1 + drafts[row] or attempt in self._drew)
                 phase = (
                     TimelinePhase.RECOMPUTE
                     if start < lost
@@ -206,6 +230,7 @@ class Explanation:
             self.timelines[start.attempt].cached = start.cached
         for attempt, count in Counter(outputs.attempts.tolist()).items():
             self.timelines[attempt].output += count
+            self._drew.add(attempt)
         for end in outputs.ends:
             if not end.more and end.attempt in self._open:
                 self._close(end.attempt, end.reason.value)

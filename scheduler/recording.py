@@ -1,7 +1,8 @@
 """Flight recorder: what goes into a scheduler, and fingerprints of its plans, as lines of JSON.
 
 `Scheduler.schedule` and `commit` are pure. So their arguments, in order, are all that a replay needs
-(`scheduler.replaying`). The first line is a header with the scheduler's blueprint. Each further line is one call:
+(`scheduler.replaying`). A recording has parts, of which the last two are kept. The first line of a part is a header
+with the scheduler's blueprint. Each further line is one call:
 
     {"schedule": now, "events": [...], "plan": {...}}
     {"commit": now, "step": 7, "drawn": 64, "tokens": [[3, 2]], ...}
@@ -9,17 +10,23 @@
 Fields that are empty are left out. A recording is complete at each line, so it needs no end: it survives the death of
 its engine, whatever the reason. The last line is {"ended": why} where the recorder has stopped before its engine.
 
+In each part but the first, one line has a snapshot of the scheduler as the part began. It comes late, since a replay of
+the part before makes it:
+
+    {"live": [5, 9], "snapshot": [...]}
+
 Texts are never recorded: neither grammars and arguments of logits processors, nor tenants and salts, which get numbers.
 `scheduler.stand_ins` says what stands for tokens.
 """
 
+import hashlib
 import json
 import logging
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +39,14 @@ from scheduler.events import Abort, AdminQuery, Event, Ready, StepOutputs, Submi
 from scheduler.rows import Rows, sequences_of
 from scheduler.scheduler import Scheduler
 from scheduler.settings import RecordSettings
+from scheduler.snapshot import snapshot
 from scheduler.stand_ins import StandIns, StepDraws
 from scheduler.step import Join, StepPlan, StepResult
 
 TIMES = ("queue_timeout", "deadline")  # of a request, of which 0 is not none
-FORMAT, VERSION = "quire-recording", 2
+SNAPSHOT = '{"live":'  # the beginning of a line with a snapshot
+FORMAT, VERSION = "quire-recording", 3
+MOST_PARTS = 2  # times --record-steps that a part has at most
 SHOWN = 24  # numbers of an array that a fingerprint shows; of larger ones it has a checksum
 TOKEN_COLUMNS = {"forced": 1, "drafts": 1, "jumps": 2}  # columns of a plan's arrays that have tokens
 PLAN_ARRAYS = tuple(one.name for one in fields(StepPlan) if one.name not in ("step", "joins"))
@@ -76,6 +86,11 @@ def tenant_alias(number: int) -> str:
     return f"tenant-{number}" if number else DEFAULT_TENANT
 
 
+def snapshot_line(scheduler: Scheduler) -> str:
+    """Returns the line, without its line break, with the state of a scheduler. Raises SnapshotError."""
+    return f'{SNAPSHOT}{encode(scheduler.live_attempts())},"snapshot":{encode(snapshot(scheduler))}}}'
+
+
 class Numbers:
     """Numbers in place of names, in order of their first use."""
 
@@ -86,33 +101,57 @@ class Numbers:
         return self._numbers.setdefault(name, len(self._numbers) + 1)
 
 
+class RecordingEnd(Exception):
+    """No further part can begin; the message says why."""
+
+
+class RecordingParts(Protocol):
+    """Files of one recording."""
+
+    def write(self, line: str) -> None:
+        """Adds a line, given without its line break, to the current part."""
+
+    def begin_part(self, header: str) -> bool:
+        """Begins a part with this line, and drops the part before the one that was current.
+
+        Returns False, and does nothing, while the current part has no snapshot yet. Raises RecordingEnd where it will
+        never have one.
+        """
+
+
 class Recorder:
-    """Writes the calls of one scheduler. Ends by itself after `settings.steps` calls of `schedule`.
+    """Writes the calls of one scheduler. A part has `settings.steps` calls of `schedule`, or up to twice as many.
 
     Attributes:
         ended: Why nothing more is recorded; "" while it records.
     """
 
-    def __init__(
-        self, blueprint: Blueprint, settings: RecordSettings, key: bytes, write: Callable[[str], None]
-    ) -> None:
+    def __init__(self, blueprint: Blueprint, settings: RecordSettings, key: bytes, parts: RecordingParts) -> None:
         """Begins a recording.
 
         Args:
             blueprint: Of the scheduler.
-            settings: Bounds, and whether tokens are kept.
+            settings: Length of a part, and whether tokens are kept.
             key: Secret of the stand-ins, at least 16 random bytes that are used once.
-            write: Takes each line, without its line break.
+            parts: Takes the lines.
         """
-        self._write, self._left, self.ended = write, settings.steps, ""
+        self._parts, self._write, self.ended = parts, parts.write, ""
+        self._steps = 0  # of the current part
+        self._part_steps, self._part = settings.steps, 0
         cached = blueprint.prefix_cache
         self._stand_ins = None if settings.tokens else StandIns(key, blueprint.layout.page_size, cached)
         self._tenants, self._salts, self._images = Numbers(), Numbers(), Numbers()
         self._launched: deque[StepDraws] = deque()
         self._collected: StepDraws | None = None
         chosen = replace(blueprint.settings, tenant_weights=self._weights(blueprint.settings.weights))
-        known = replace(blueprint, settings=chosen).to_json()
-        write(encode({"format": FORMAT, "version": VERSION, "tokens": settings.tokens, "blueprint": known}))
+        self._header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "recording": hashlib.blake2b(key=key, digest_size=8).hexdigest(),  # which parts belong together
+            "tokens": settings.tokens,
+            "blueprint": replace(blueprint, settings=chosen).to_json(),
+        }
+        self._write(self._part_header(0))
 
     def scheduled(
         self, now: float, events: Sequence[Event], plan: StepPlan | None, rows: Rows, hasher: BlockHasher | None,
@@ -128,13 +167,15 @@ class Recorder:
             hasher: The scheduler's own.
             raised: Name of the exception that it raised; "" for none.
         """
-        if not self._left:
-            self._end("the bound of --record-steps is reached")
-        elif self._stand_ins is not None and any(isinstance(one, Submit) and one.request.beam for one in events):
+        if self._steps >= self._part_steps:
+            self._begin_part()
+        if self.ended:
+            return
+        if self._stand_ins is not None and any(isinstance(one, Submit) and one.request.beam for one in events):
             self._end("a beam search ranks tokens by their ids, which only --record-tokens keeps")
         if self.ended:
             return
-        self._left -= 1
+        self._steps += 1
         line: dict[str, Any] = {"schedule": now}
         if events:
             line["events"] = [self._event(event, hasher) for event in events]
@@ -160,6 +201,21 @@ class Recorder:
         if raised:
             line["raised"] = raised
         self._write(encode(line))
+
+    def _part_header(self, part: int) -> str:
+        return encode(self._header | {"part": part})
+
+    def _begin_part(self) -> None:
+        """Begins the next part, or ends the recording where the current one got no snapshot in all of its time."""
+        try:
+            if self._parts.begin_part(self._part_header(self._part + 1)):
+                self._part, self._steps = self._part + 1, 0
+            elif self._steps >= MOST_PARTS * self._part_steps:
+                self._end("a replay of its last part takes longer than the part")
+        except RecordingEnd as error:
+            self._end(str(error))
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can start
+            self._end(f"no further part can begin: {error}")
 
     def _weights(self, weights: Mapping[str, float]) -> str | None:
         """Returns weights of tenants as in the settings, by the names that a replay gives tenants."""

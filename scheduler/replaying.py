@@ -23,13 +23,15 @@ from scheduler.events import (
     Submit,
 )
 from scheduler.parameters import Beam
-from scheduler.recording import FORMAT, VERSION, fingerprint, tenant_alias
+from scheduler.recording import FORMAT, SNAPSHOT, VERSION, fingerprint, tenant_alias
 from scheduler.request import Request
 from scheduler.rows import sequences_of
 from scheduler.scheduler import Scheduler
+from scheduler.snapshot import Entry, SnapshotError, restored
 from scheduler.stand_ins import drawn_tokens, submitted_tokens
 from scheduler.step import StepPlan, StepResult
 
+FULL = "a line is broken, as on a disk that was full"
 REPLAY_SECRET = bytes(32)  # which hashes are equal does not depend on it
 
 
@@ -44,26 +46,66 @@ class Recording:
     Attributes:
         blueprint: Of its scheduler.
         tokens: Whether it has token ids.
-        lines: Its calls in order, without the header and the last line where that is no call. They stay text, which
-            takes a fifth of the memory of their objects.
+        lines: Its lines in order, without the header: calls, and "" for each that is none. They stay text, which takes
+            a fifth of the memory of their objects.
         ended: Why the recorder stopped before its engine; "" where it did not.
+        name: Name that parts of one recording have in common.
+        part: Its number among these.
+        live: Attempts that were live as it began.
+        snapshot: The scheduler as it began; None for a new one, or where the part has none yet.
     """
 
     blueprint: Blueprint
     tokens: bool
     lines: list[str]
     ended: str = ""
+    name: str = ""
+    part: int = 0
+    live: tuple[int, ...] = ()
+    snapshot: list[Entry] | None = None
 
     def calls(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yields the number of each line in the file, and the call. Raises RecordingError for a line that is none."""
         for number, line in enumerate(self.lines, 2):
-            yield number, _object(number, line)
+            if line:
+                yield number, _object(number, line)
 
     @property
     def attempts(self) -> list[int]:
-        """Returns the attempts that were submitted, in order. Raises RecordingError as `calls`."""
+        """Returns its attempts, in order. Raises RecordingError as `calls`."""
         calls = (_object(number, line) for number, line in enumerate(self.lines, 2) if '"submit"' in line)
-        return [event["submit"] for call in calls for event in call.get("events", ()) if "submit" in event]
+        submitted = [event["submit"] for call in calls for event in call.get("events", ()) if "submit" in event]
+        return [*self.live, *submitted]
+
+    @property
+    def replays(self) -> bool:
+        """Whether it has the scheduler that it began with."""
+        return not self.part or self.snapshot is not None
+
+    def joined(self, later: "Recording") -> "Recording":
+        """Returns this part and the next one as one recording. Raises RecordingError for another one."""
+        if (later.name, later.part) != (self.name, self.part + 1):
+            raise RecordingError("they are not two parts of one recording, one after the other")
+        return replace(self, lines=self.lines + later.lines, ended=later.ended)
+
+    def scheduler(self, hasher: BlockHasher | None) -> Scheduler:
+        """Returns the scheduler that it began with, with a cache of its own. Raises RecordingError for none."""
+        fresh = self.blueprint.scheduler(self.blueprint.cache(), hasher)
+        if not self.part:
+            return fresh
+        if self.snapshot is None:
+            raise RecordingError(
+                f"it is part {self.part + 1} of a recording and has no snapshot of what it began with: without that it "
+                "replays only where the part before it is beside it, as FILE.previous"
+            )
+        try:
+            made = restored(self.snapshot, fresh, hasher)
+            made.stats()  # a first look at what any file may have
+        except SnapshotError as error:
+            raise RecordingError(str(error)) from None
+        except (AttributeError, TypeError, ValueError, LookupError) as error:
+            raise RecordingError(f"its snapshot has no scheduler at work: {error!r:.200}") from None
+        return made
 
     @staticmethod
     def parse(lines: Iterable[str]) -> "Recording":
@@ -80,8 +122,43 @@ class Recording:
             blueprint = Blueprint.from_json(header["blueprint"])
         except (KeyError, TypeError, ValueError) as error:
             raise RecordingError(f"the settings are those of another version: {error}") from None
-        ended = _object(len(read), read[-1]).get("ended", "")
-        return Recording(blueprint, bool(header.get("tokens")), read[1 : -1 if ended else None], ended)
+        lines, taken, ended = _sorted_out(read)
+        try:
+            return Recording(
+                blueprint,
+                bool(header.get("tokens")),
+                lines[1:],
+                ended,
+                str(header["recording"]),
+                int(header["part"]),
+                tuple(map(int, taken.get("live", ()))),
+                taken.get("snapshot"),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordingError(f"the first line or the snapshot is none of Quire: {error!r:.200}") from None
+
+
+def _sorted_out(read: list[str]) -> tuple[list[str], dict[str, Any], str]:
+    """Returns the lines of a part with "" in place of those that are no calls, its snapshot, and why it ended early.
+
+    The snapshot may come behind the end. On a full disk it may be broken, or behind a call that is cut off: then calls
+    are lost, so that those behind it do not follow those before it.
+    """
+    lines, taken = list(read), dict[str, Any]()
+    found = next((number for number, line in enumerate(read) if SNAPSHOT in line), None)
+    if found is not None:
+        lines[found] = ""
+        try:
+            taken = dict(json.loads(read[found][read[found].index(SNAPSHOT) :]))
+        except (ValueError, TypeError, RecursionError):
+            return lines[:found], {}, FULL
+        if not read[found].startswith(SNAPSHOT):
+            return lines[:found], taken, FULL
+    last = next(number for number in range(len(lines) - 1, -1, -1) if lines[number])
+    ended = str(_object(last + 1, lines[last]).get("ended", ""))
+    if ended:
+        lines[last] = ""
+    return lines, taken, ended
 
 
 def _object(number: int, line: str) -> dict[str, Any]:
@@ -139,11 +216,12 @@ class Replay:
     """
 
     def __init__(self, recording: Recording) -> None:
+        """Makes the scheduler that a recording began with. Raises RecordingError for one without its beginning."""
         self.raised: Exception | None = None
         self._recording, blueprint = recording, recording.blueprint
         size = blueprint.layout.page_size
         self._hasher = BlockHasher(REPLAY_SECRET, b"", size) if blueprint.prefix_cache else None
-        self.scheduler: Scheduler = blueprint.scheduler(blueprint.cache(), self._hasher)
+        self.scheduler: Scheduler = recording.scheduler(self._hasher)
         self.difference: PlanDifference | None = None
         self.steps = self.requests = 0
         self.seconds = 0.0

@@ -135,6 +135,11 @@ class Scheduler:
         return bool(self.rows.used or len(self.queue) or self._in_flight)
 
     @property
+    def steps_in_flight(self) -> int:
+        """Number of planned steps whose results have not come."""
+        return len(self._in_flight)
+
+    @property
     def held(self) -> Mapping[int, Request]:
         """Requests by attempt, of which waiting sequences are held until a `Ready` comes."""
         return self._running.held

@@ -217,8 +217,12 @@ class RecordSettings:
         },
     )
     steps: int = field(
-        default=360_000,
-        metadata={"flag": "--record-steps", "help": "Steps after which an engine records nothing more."},
+        default=180_000,
+        metadata={
+            "flag": "--record-steps",
+            "help": "Steps that a recording goes back, at least: after as many FILE begins anew, and "
+            "FILE.previous keeps the others.",
+        },
     )
     tokens: bool = field(
         default=False,

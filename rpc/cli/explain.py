@@ -31,7 +31,7 @@ def explain(
     Replays the recording. A request's number is its `attempt` in the log of requests.
     """
     from rpc.engines.explained import request_numbers, timeline_json
-    from rpc.engines.recordings import read_recording
+    from rpc.engines.recordings import part_before, read_part, read_recording
     from scheduler.explaining import Explanation
     from scheduler.replaying import RecordingError
 
@@ -40,7 +40,10 @@ def explain(
         recording = read_recording(file)
         numbers = request_numbers(recording.attempts)
         if request is not None and request not in numbers.values():
-            raise RecordingError(f"{file}: there is no request {request}; `quire explain {file}` lists all")
+            before = part_before(file)
+            alone = read_part(file).replays  # else it was read behind the part before it
+            hint = f"; older ones are in {before}" if alone and before.exists() else ""
+            raise RecordingError(f"{file}: there is no request {request}; `quire explain {file}` lists all{hint}")
         asked = next((attempt for attempt, number in numbers.items() if number == request), None)
         found = Explanation(recording, asked)
     except (OSError, ValueError) as error:  # also a RecordingError
@@ -94,7 +97,7 @@ def _all(found: "Explanation", numbers: "Numbers") -> "Table":
     rows = [
         [
             str(numbers[one.attempt]),
-            seconds_text(one.intervals[0].start - found.began),
+            "before" if one.came_before else seconds_text(one.intervals[0].start - found.began),
             str(one.prompt),
             str(one.output),
             one.ended or "open",
@@ -112,6 +115,7 @@ def _about(one: "RequestTimeline", numbers: "Numbers") -> str:
     return (
         f"request {numbers[one.attempt]}: {one.prompt} prompt tokens ({one.cached} cached), {one.output} output "
         f"tokens, {one.ended or 'open at the end of the recording'}, {seconds_text(one.latency)} s"
+        + (" from the beginning of the recording on: it came before" if one.came_before else "")
     )
 
 

@@ -32,6 +32,7 @@ def timeline_json(found: Explanation, numbers: Mapping[int, int], one: RequestTi
         "cached_tokens": one.cached,
         "output_tokens": one.output,
         "ended": one.ended or None,
+        "came_before": one.came_before,
         "submitted_ns": one.intervals[0].start - found.began,
         "latency_ns": one.latency,
         "split_ns": {phase.value: spent for phase, spent in one.split().items()},

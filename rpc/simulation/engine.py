@@ -93,8 +93,7 @@ class SimulatedEngine:
         self._get_ready(now)
         if self._flying and self._flying[0].ends <= now:
             outputs = scheduler.commit(self._flying.popleft().result, now)
-            if outputs is not None:
-                take(outputs)
+            take(outputs)
         while len(self._flying) < self._depth:
             events, self._events = self._events, []
             if (plan := scheduler.schedule(now, events)) is None:
@@ -105,8 +104,8 @@ class SimulatedEngine:
             begins = self._flying[-1].ends if self._flying else now
             self._flying.append(_Launched(begins + seconds, plan, self._result(plan)))
             self._busy += seconds
-        if outputs is None and not self._flying and (news := scheduler.commit(None, now)) is not None:
-            take(news)
+        if outputs is None and not self._flying:
+            take(scheduler.commit(None, now))
         self._note_held(now)
         self.due = self._flying[0].ends if self._flying else self._idle_due(now)
 

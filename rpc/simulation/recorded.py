@@ -82,7 +82,7 @@ class TracedRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Parts of a recording that a simulation needs.
+    """Requests, costs and figures of a recording, for simulations.
 
     Attributes:
         blueprint: Of the recorded scheduler.
@@ -126,15 +126,18 @@ class Trace:
         Raises:
             RecordingError: It is none of this version, does not replay to the same plans, or has a beam search.
         """
-        numbers = {attempt: number for number, attempt in enumerate(recording.attempts)}
+        live = set(recording.live)
+        came_here = (attempt for attempt in recording.attempts if attempt not in live)
+        numbers = {attempt: number for number, attempt in enumerate(came_here)}
         replay, ledger = Replay(recording), Ledger(len(numbers))
+        begun, planned_before = replay.scheduler.stats(), replay.scheduler.steps_in_flight
         requests = dict[int, TracedRequest]()
         launched, last, busy = deque[tuple[float, StepPlan]](), -math.inf, 0.0
         steps = list[tuple[Index, float]]()
         before, ended = math.inf, math.inf  # times of the last step's plan and result, between which others came
-        call_ended = 0.0
-        for call in replay:
-            call_ended = call.now
+        call_began = call_ended = 0.0
+        for number, call in enumerate(replay):
+            call_began, call_ended = call_began if number else call.now, call.now
             outputs = None if call.outputs is None else _numbered(call.outputs, numbers)
             if outputs is not None:
                 ledger.take(outputs, call.now)
@@ -155,7 +158,9 @@ class Trace:
             for i, number in enumerate(outputs.attempts.tolist()):
                 place = int(outputs.indices[i]), int(outputs.positions[i])
                 requests[number].tokens[place] = int(outputs.tokens[i])
-            if outputs.step_seconds:
+            if outputs.step_seconds and planned_before:
+                planned_before, last = planned_before - 1, call.now
+            elif outputs.step_seconds:
                 began, plan = launched.popleft()
                 seconds, last = call.now - max(began, last), call.now
                 steps.append((plan.slices, seconds))
@@ -163,14 +168,19 @@ class Trace:
         if replay.difference is not None:
             raise RecordingError(f"step {replay.difference.step} differs: another version has decided otherwise")
         _end_all(requests, ledger, call_ended)
-        first = min((one.at for one in requests.values()), default=0.0)
+        first = min((one.at for one in requests.values()), default=0.0) if not live else call_began
         stats, lasted = replay.scheduler.stats(), max(last - first, 0.0)
-        counts = stats.preemptions, stats.prefix_hits, stats.prefix_queries
+        counts = (
+            stats.preemptions - begun.preemptions,
+            stats.prefix_hits - begun.prefix_hits,
+            stats.prefix_queries - begun.prefix_queries,
+        )
+        preempted = {cause: count - begun.preempted[cause] for cause, count in stats.preempted.items()}
         costs, works = costs_of(steps), [(StepWork.of(slices), seconds) for slices, seconds in steps]
         predicted, took = np.array([(costs.seconds_of(work), seconds) for work, seconds in works]).reshape(-1, 2).T
         errors = np.abs(predicted - took) / np.maximum(took, 1e-9)
         prefills = np.array([work.prefill > 0 for work, _ in works], np.bool_)
-        serving = Serving(ledger, lasted, *counts, busy, lasted, stats.preempted)
+        serving = Serving(ledger, lasted, *counts, busy, lasted, preempted)
         made = recording.blueprint
         page_size = made.layout.page_size if made.prefix_cache and not recording.tokens else None
         return Trace(made, requests, costs, errors, prefills, works, serving, page_size)
@@ -199,10 +209,13 @@ def costs_of(steps: Sequence[tuple[Index, float]]) -> StepCosts:
 
 
 def _numbered(outputs: StepOutputs, numbers: Mapping[int, int]) -> StepOutputs:
-    """Returns outputs with numbers of requests in place of attempts."""
-    attempts = np.array([numbers[attempt] for attempt in outputs.attempts.tolist()], np.int64)
-    ends = tuple(replace(end, attempt=numbers[end.attempt]) for end in outputs.ends)
-    return replace(outputs, attempts=attempts, ends=ends)
+    """Returns outputs with numbers of requests in place of attempts, without attempts that have none."""
+    each = outputs.attempts.tolist()
+    known = np.array([attempt in numbers for attempt in each], np.bool_)
+    attempts = np.array([numbers[attempt] for attempt in each if attempt in numbers], np.int64)
+    indices, positions, tokens = outputs.indices[known], outputs.positions[known], outputs.tokens[known]
+    ends = tuple(replace(end, attempt=numbers[end.attempt]) for end in outputs.ends if end.attempt in numbers)
+    return replace(outputs, attempts=attempts, indices=indices, positions=positions, tokens=tokens, ends=ends)
 
 
 def _trace(requests: dict[int, TracedRequest], numbers: Mapping[int, int], event: Event, now: float) -> None:

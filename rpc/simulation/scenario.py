@@ -82,6 +82,8 @@ def scenario_of(
 
     if traffic.recorded:
         trace = Trace.of(read_recording(Path(traffic.trace)))
+        if not trace.requests:
+            raise ValueError(f"{traffic.trace}: no request came in this recording")
         known = trace.profile(Path(traffic.trace).name)
         profile = known if engines.profile is None else read_profile(engines.profile)
         if traffic.deadline is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rpc.engines.explained import timeline_json
 from rpc.engines.reaping import die_with_parent
-from rpc.engines.recordings import read_recording
+from rpc.engines.recordings import behind_part_before, part_before, read_part
 from rpc.frontend.errors import RequestFailed
 from rpc.link.coalesce import LOCAL, LOCAL_BITS
 from scheduler.explaining import Explanation
@@ -45,18 +45,23 @@ def explained(file: Path, began: float, attempt: int) -> dict[str, Any]:
         RequestFailed: It is in no recording here, or that cannot be explained within bounds.
         OSError: A recording cannot be read.
     """
-    large = []
+    large = list[Path]()
     for path in _recordings(file, began):
-        if path.stat().st_size > MOST_BYTES:
-            large.append(path.name)
-            continue
         with suppress(RecordingError):  # an engine that starts has not written its first line yet
-            recording = read_recording(path)
-            asked = next((one for one in recording.attempts if _number(one) == attempt), None)
-            if asked is not None:
-                return _timeline(path.name, recording, asked)
+            if (part := _within_bounds(path)) is None:
+                large.append(path)
+                continue
+            asked = next((one for one in part.attempts if _number(one) == attempt), None)
+            if asked is None:
+                continue
+            if asked in part.live and _fits(path):
+                part = behind_part_before(path, part) or part
+            found = _timeline(path.name, part, asked)
+            if found["ended"] is not None or not any(part_before(one) == path for one in large):
+                return found
     if large:
-        message = f"{', '.join(large)}: more than {MOST_BYTES >> 20} MiB, which only `quire explain` replays"
+        names = ", ".join(one.name for one in large)
+        message = f"{names}: more than {MOST_BYTES >> 20} MiB to read, which only `quire explain` replays"
         raise RequestFailed("FAILED_PRECONDITION", "RECORDING_TOO_LARGE", message)
     message = "the request is in no recording here: that of its engine has ended, was removed or is on another machine"
     raise RequestFailed("NOT_FOUND", "NOT_RECORDED", message)
@@ -64,9 +69,25 @@ def explained(file: Path, began: float, attempt: int) -> dict[str, Any]:
 
 def _recordings(file: Path, began: float) -> list[Path]:
     """Returns the recordings of a server's run, as `open_recording` names them."""
-    name = re.compile(re.escape(file.name) + r"(\.\d+)?")
+    name = re.compile(re.escape(file.name) + r"(\.\d+)?(\.previous)?")
     there = sorted(one for one in file.parent.iterdir() if name.fullmatch(one.name) and one.is_file())
     return [one for one in there if one.stat().st_mtime >= began]
+
+
+def _within_bounds(path: Path) -> Recording | None:
+    """Returns a part, behind the one before it where it has no snapshot; None for more than may be read."""
+    if path.stat().st_size > MOST_BYTES:
+        return None
+    part = read_part(path)
+    if part.replays:
+        return part
+    return behind_part_before(path, part) or part if _fits(path) else None
+
+
+def _fits(path: Path) -> bool:
+    """Whether a part and the one before it, if that is there, are small enough together."""
+    there = [one for one in (path, part_before(path)) if one.exists()]
+    return sum(one.stat().st_size for one in there) <= MOST_BYTES
 
 
 def _number(attempt: int) -> int:

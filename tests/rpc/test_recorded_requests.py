@@ -11,13 +11,15 @@ import psutil
 import pytest
 
 from model.inputs.tokenizer import Tokenizer
+from rpc.engines.recordings import part_before, read_part
 from rpc.frontend.errors import RequestFailed
 from rpc.link.coalesce import LOCAL_BITS
 from rpc.web.recorded import KEPT, RecordedRequests
 from rpc.web.recorded_process import explained
 from scheduler.events import EndReason
+from scheduler.recording import SNAPSHOT
 from scheduler.spec import Spec
-from tests.rpc.test_recordings import WORKLOAD, run
+from tests.rpc.test_recordings import WORKLOAD, begun, run
 from tests.scheduler.recorded import played
 from tests.scheduler.workloads import Arrival, Workload, make_request
 from tests.support.frontends import make_frontend, outputs
@@ -57,6 +59,29 @@ def test_a_request_is_found_in_the_recording_of_its_engine(tmp_path: Path) -> No
         "engine.rec", "engine.rec.1", "engine.rec", "engine.rec.1",
     ]  # fmt: skip
     assert reason(file, 5) == "NOT_RECORDED"
+
+
+def test_a_request_of_two_parts_is_explained_from_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "engine.rec"
+    begun(path)
+    first, last = read_part(part_before(path)), read_part(path)
+    both = next(attempt for attempt in last.live if attempt not in first.live)
+    found = explained(path, 0.0, both)
+    assert found["recording"] == "engine.rec"
+    assert not found["came_before"]
+    with_snapshot = path.read_text()
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith(SNAPSHOT)))
+    assert explained(path, 0.0, both) == found, "also before FILE has its snapshot"
+    whole = path.stat().st_size + part_before(path).stat().st_size
+    monkeypatch.setattr("rpc.web.recorded_process.MOST_BYTES", whole - 1)
+    assert reason(path, both) == "RECORDING_TOO_LARGE"
+    path.write_text(with_snapshot)
+    monkeypatch.setattr("rpc.web.recorded_process.MOST_BYTES", len(with_snapshot))
+    assert explained(path, 0.0, both)["came_before"], "the two are too large together"
+    part_before(path).unlink()
+    assert explained(path, 0.0, both)["came_before"]
 
 
 def test_recordings_of_another_run_are_passed_over(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """Files of recordings, and the commands that read them."""
 
+import errno
 import html
 import json
+import os
 import re
 import stat
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from matplotlib.figure import Figure
@@ -14,17 +18,30 @@ from typer.testing import CliRunner, Result
 
 from rpc.cli.explain_page import draw_request
 from rpc.cli.main import app
+from rpc.engines import recordings
 from rpc.engines.assembly import assemble
 from rpc.engines.explained import request_numbers
-from rpc.engines.recordings import open_recording, read_recording, start_recorder
+from rpc.engines.recordings import (
+    RecordingFiles,
+    open_recording,
+    part_before,
+    read_part,
+    read_recording,
+    start_recorder,
+)
 from rpc.link.coalesce import LOCAL_BITS
 from rpc.settings import EngineConfig
 from scheduler.explaining import Explanation, TimelineInterval, TimelinePhase
+from scheduler.recording import SNAPSHOT, RecordedScheduler, Recorder, RecordingEnd
 from scheduler.replaying import Recording, RecordingError
 from scheduler.settings import RecordSettings, SchedulerSettings
-from tests.scheduler.recorded import blueprint_of, driven, played
+from tests.scheduler.executor import FakeExecutor
+from tests.scheduler.play import play
+from tests.scheduler.recorded import KEY, blueprint_of, driven, played
 from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request, workloads
 from tests.support.examples import examples
+from tests.support.planted import plant
+from tests.support.processes import wait_until
 
 WORKLOAD = Workload(
     tuple(Arrival(n, n, make_request(n, 5, 4)) for n in range(1, 4)), make_layout(4), 8, SchedulerSettings(8, 2)
@@ -55,6 +72,122 @@ def test_a_file_is_its_owners_and_no_other_is_written_over(tmp_path: Path) -> No
 def test_a_place_where_no_file_can_be_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         open_recording(tmp_path / "nowhere" / "engine.rec")
+
+
+SNAPSHOT_SECONDS = 120.0  # that a snapshot is waited for: its process gives way to all others
+
+
+class WaitingFiles(RecordingFiles):
+    """Files whose next part begins as soon as the snapshot is there, however long that takes."""
+
+    def begin_part(self, header: str) -> bool:
+        wait_until(lambda: super(WaitingFiles, self).begin_part(header), "a snapshot", SNAPSHOT_SECONDS)
+        return True
+
+
+def begun(path: Path, steps: int = 4) -> Recorder:
+    """Records a workload in files of parts of so many steps, until the last one has its snapshot."""
+
+    work = replace(WORKLOAD, arrivals=tuple(Arrival(n, 2 * n, make_request(n, 5, 4)) for n in range(1, 9)))
+    files, blueprint = WaitingFiles(path), blueprint_of(work)
+    recorder = Recorder(blueprint, RecordSettings(str(path), steps), KEY, files)
+    scheduler = RecordedScheduler(blueprint, blueprint.cache(), work.hasher, recorder)
+    with closing(files):
+        play(work, scheduler, FakeExecutor(work.layout, work.pages, work.settings))
+        wait_until(lambda: read_part(path).snapshot is not None, "the last snapshot", SNAPSHOT_SECONDS)
+    return recorder
+
+
+def test_a_recording_goes_on_in_a_new_file_and_the_one_before_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "engine.rec"
+    assert begun(path).ended == ""
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["engine.rec", "engine.rec.previous"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    last, before = read_part(path), read_part(part_before(path))
+    assert last.part == before.part + 1 > 1
+    assert last.live
+    for part in (path, part_before(path)):
+        assert run("replay", str(part)).stdout.startswith("the same plans: ")
+        assert run("explain", str(part)).exit_code == 0
+        assert run("replay", str(part), "--pages", "+50%").exit_code == 0
+    asked = str(last.live[0])
+    (one,) = json.loads(run("explain", str(path), asked, "--json").stdout)["requests"]
+    assert one["came_before"]
+    assert "from the beginning of the recording on" in run("explain", str(path), asked).stdout
+    assert f"older ones are in {part_before(path)}" in run("explain", str(path), "99").stderr
+    _, *rows = run("explain", str(path)).stdout.splitlines()
+    assert {row.split()[0] for row in rows if row.split()[1] == "before"} == set(map(str, last.live))
+
+
+def test_a_part_without_its_snapshot_replays_behind_the_part_before(tmp_path: Path) -> None:
+    """As after an engine that died soon after a part began."""
+    path = tmp_path / "engine.rec"
+    begun(path)
+    lines = [line for line in path.read_text().splitlines(keepends=True) if not line.startswith(SNAPSHOT)]
+    path.write_text("".join(lines))
+    assert read_recording(path).part == read_part(path).part - 1
+    assert run("replay", str(path)).stdout.startswith("the same plans: ")
+    part_before(path).unlink()
+    done = run("replay", str(path))
+    assert done.exit_code == 1
+    assert "of a recording and has no snapshot of what it began with" in done.stderr
+    assert "the part before it is beside it, as FILE.previous" in done.stderr
+
+
+def test_a_part_that_does_not_replay_ends_the_recording_by_its_reason(tmp_path: Path) -> None:
+    header, *lines = played(WORKLOAD)
+    with closing(WaitingFiles(tmp_path / "engine.rec")) as files:
+        for line in (header, *lines):
+            files.write(line.rstrip("\n").replace('"step":4,', '"step":4,"freed":[3],'))
+        assert files.begin_part(header.rstrip("\n"))
+        with pytest.raises(RecordingEnd, match=r"engine\.rec\.previous differs at step 4; please report this"):
+            files.begin_part(header)
+
+
+def test_a_replay_that_is_killed_ends_the_recording_by_its_reason(tmp_path: Path) -> None:
+    with closing(WaitingFiles(tmp_path / "engine.rec")) as files:
+        assert files.begin_part("a header")
+        for child in psutil.Process().children():
+            if "rpc.engines.recording_snapshot" in child.cmdline():
+                child.kill()
+        with pytest.raises(RecordingEnd, match="its replay was ended by signal 9, as where memory is short"):
+            files.begin_part("a header")
+
+
+def test_a_file_that_is_gone_or_anothers_ends_the_recording(tmp_path: Path) -> None:
+    path = tmp_path / "engine.rec"
+    with closing(RecordingFiles(path)) as files:
+        path.rename(tmp_path / "saved")
+        with pytest.raises(RecordingEnd, match="was removed or renamed"):
+            files.begin_part("a header")
+        with closing(RecordingFiles(path)) as others:
+            with pytest.raises(RecordingEnd, match="was removed or renamed"):
+                files.begin_part("a header")
+            others.write("a line")
+        files.write("another")
+    assert path.read_text() == "a line\n"
+    assert (tmp_path / "saved").read_text() == "another\n"
+
+
+def test_a_part_that_cannot_begin_ends_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, blueprint = tmp_path / "engine.rec", blueprint_of(WORKLOAD)
+    with closing(RecordingFiles(path)) as files:
+        recorder = Recorder(blueprint, RecordSettings(str(path), 2), KEY, files)
+        plant(monkeypatch, recordings, "_new_file", lambda right: no_more_files)
+        scheduler = RecordedScheduler(blueprint, blueprint.cache(), WORKLOAD.hasher, recorder)
+        play(WORKLOAD, scheduler, FakeExecutor(WORKLOAD.layout, WORKLOAD.pages, WORKLOAD.settings))
+        assert recorder.ended == "no further part can begin: [Errno 24] Too many open files"
+    assert read_part(part_before(path)).ended == recorder.ended, "the last line, in the file that is there"
+
+
+def no_more_files(path: Path) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_the_part_before_another_recording_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "engine.rec"
+    part_before(path).touch()
+    assert RecordingFiles(path).path == tmp_path / "engine.rec.1"
 
 
 def test_drafts_are_refused_where_tokens_are_left_out() -> None:

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from scheduler.blueprint import Blueprint
-from scheduler.recording import RecordedScheduler, Recorder
-from scheduler.replaying import Recording
+from scheduler.recording import RecordedScheduler, Recorder, snapshot_line
+from scheduler.replaying import Recording, Replay
 from scheduler.settings import RecordSettings
 from tests.scheduler.driver import SchedulerDriver
 from tests.scheduler.play import play
@@ -33,21 +33,58 @@ class RecordedDriver(SchedulerDriver):
     """Drives a workload whose scheduler is recorded.
 
     Attributes:
-        lines: The recording.
+        lines: The recording, or its first part.
+        recorded: All its parts.
         recorder: Its recorder.
     """
 
-    def __init__(self, workload: Workload, tokens: bool = False, steps: int = 10**6) -> None:
+    def __init__(self, workload: Workload, tokens: bool = False, steps: int = 10**6, snapshots: bool = True) -> None:
         super().__init__(workload)
         blueprint, self.lines = blueprint_of(workload), list[str]()
-        self.recorder = recorder_of(blueprint, self.lines, tokens, steps)
+        self.recorded = Lines(self.lines, snapshots)
+        self.recorder = Recorder(blueprint, RecordSettings("file", steps, tokens), KEY, self.recorded)
         self.scheduler = RecordedScheduler(blueprint, self.scheduler.cache, workload.hasher, self.recorder)
         self.oracle.scheduler = self.scheduler
 
 
-def recorder_of(blueprint: Blueprint, lines: list[str], tokens: bool, steps: int = 10**6) -> Recorder:
+class Lines:
+    """Parts of a recording, as lines.
+
+    Attributes:
+        current: Lines of the current part.
+        before: Those of the parts before it, the oldest first.
+        snapshots: Whether a part has its snapshot. Without, no second part can begin.
+    """
+
+    def __init__(self, current: list[str], snapshots: bool = True) -> None:
+        self.current, self.before, self.snapshots = current, list[list[str]](), snapshots
+
+    @property
+    def parts(self) -> list[list[str]]:
+        return [*self.before, self.current]
+
+    def write(self, line: str) -> None:
+        self.current.append(line + "\n")
+
+    def begin_part(self, header: str) -> bool:
+        if self.before and not self.snapshots:
+            return False
+        taken = [state_after(self.current)] if self.snapshots else []
+        self.before.append(self.current)
+        self.current = [header + "\n", *taken]
+        return True
+
+
+def state_after(lines: list[str]) -> str:
+    """Returns a line with the state of the scheduler as a part of a recording ends."""
+    replay = Replay(Recording.parse(lines))
+    assert replay.run() is None
+    return snapshot_line(replay.scheduler) + "\n"
+
+
+def recorder_of(blueprint: Blueprint, lines: list[str], tokens: bool) -> Recorder:
     """Returns a recorder that adds to `lines`."""
-    return Recorder(blueprint, RecordSettings("file", steps, tokens), KEY, lambda line: lines.append(line + "\n"))
+    return Recorder(blueprint, RecordSettings("file", 10**6, tokens), KEY, Lines(lines))
 
 
 def driven(workload: Workload, tokens: bool = False) -> list[str]:

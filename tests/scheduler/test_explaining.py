@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scheduler.events import EndReason
 from scheduler.explaining import NANOSECONDS, WAITING, Explanation, Lack, TimelinePhase
@@ -147,3 +148,41 @@ def test_an_attempt_that_is_open_at_the_end_is_explained_up_to_it(asked: int | N
     found = Explanation(Recording.parse(drive.lines[:8]), asked)
     assert found.timelines[1].ended == ""
     assert found.timelines[1].latency == 3 * NANOSECONDS
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(workloads(several=True, cancels=True, resumed=True), st.integers(1, 12))
+def test_parts_of_a_recording_explain_their_time(workload: Workload, steps: int) -> None:
+    drive = RecordedDriver(workload, tokens=True, steps=steps)
+    drive.run()
+    asked = workload.arrivals[-1].attempt
+    parts = [Recording.parse(lines) for lines in drive.recorded.parts]
+    explained_parts = [Explanation(part, asked) for part in parts]
+    ends = {one.attempt: one.ended for found in explained_parts for one in found.timelines.values() if one.ended}
+    assert ends.keys() == {arrival.attempt for arrival in workload.arrivals}
+    for part, found in zip(parts, explained_parts, strict=True):
+        assert found.replay.difference is None
+        assert {one.attempt for one in found.timelines.values() if one.came_before} == set(part.live)
+        for one in found.timelines.values():
+            assert sum(one.split().values()) == one.latency
+            assert one.intervals[0].start >= found.began
+            assert all(before.end == after.start for before, after in pairwise(one.intervals))
+
+
+def test_an_output_prefix_that_is_computed_as_a_part_begins_is_prefill() -> None:
+    come = (Arrival(1, 0, make_request(1, 9, 60), emitted=(30,)),)
+    drive = RecordedDriver(Workload(come, make_layout(4), 40, SchedulerSettings(8, 1)), steps=2)
+    drive.run()
+    second = Explanation(Recording.parse(drive.recorded.parts[1]))
+    assert phases(second, 1) == [(TimelinePhase.PREFILL, 1, 2, 16)]
+
+
+def test_a_request_that_came_before_goes_on_in_its_phase() -> None:
+    come = tuple(Arrival(number, 0, make_request(number, 9, 8)) for number in (1, 2, 3))
+    drive = RecordedDriver(Workload(come, make_layout(4), 16, SchedulerSettings(8, 2)), steps=4)
+    drive.run()
+    found = Explanation(Recording.parse(drive.recorded.parts[1]))
+    assert phases(found, 1)[0][0] is TimelinePhase.DECODE
+    assert phases(found, 3)[0][0] is TimelinePhase.QUEUED
+    assert found.timelines[1].output == 4
+    assert [one.came_before for one in found.timelines.values()] == [True, True, True]

@@ -16,7 +16,8 @@ from cache_manager.states import RecurrentLayer
 from scheduler.blueprint import Blueprint
 from scheduler.controls import LogitsParams
 from scheduler.events import KVSource, Logprobs, Ready, Submit
-from scheduler.recording import VERSION, RecordedScheduler, Recorder
+from scheduler.parameters import Beam
+from scheduler.recording import VERSION, RecordedScheduler, Recorder, RecordingEnd
 from scheduler.replaying import PlanDifference, Recording, RecordingError, Replay
 from scheduler.request import Request
 from scheduler.settings import SCHEDULING_POLICIES, RecordSettings, SchedulerSettings
@@ -26,6 +27,7 @@ from tests.scheduler.executor import FakeExecutor
 from tests.scheduler.play import play
 from tests.scheduler.recorded import (
     KEY,
+    Lines,
     RecordedDriver,
     blueprint_of,
     changed,
@@ -268,13 +270,35 @@ def test_a_changed_number_is_shown_with_both_values() -> None:
     assert found == PlanDifference(0, "slices", [[0, 0, 3]], before)
 
 
-def test_a_recording_ends_at_its_bound() -> None:
-    drive = RecordedDriver(conversation(), steps=5)
+def test_a_recording_ends_where_a_part_gets_no_snapshot_in_twice_its_time() -> None:
+    drive = RecordedDriver(conversation(), steps=5, snapshots=False)
     drive.run()
-    recording = Recording.parse(drive.lines)
-    assert "--record-steps" in recording.ended
-    assert Replay(recording).run() is None
-    assert sum("schedule" in call for _, call in recording.calls()) == 5
+    first, second = map(Recording.parse, drive.recorded.parts)
+    assert second.ended == "a replay of its last part takes longer than the part"
+    counts = [sum("schedule" in call for _, call in part.calls()) for part in (first, second)]
+    assert counts == [5, 10]
+    assert Replay(first.joined(second)).run() is None
+    with pytest.raises(RecordingError, match="it is part 2 of a recording and has no snapshot"):
+        Replay(second)
+    with pytest.raises(RecordingError, match="not two parts of one recording, one after the other"):
+        second.joined(first)
+
+
+def test_a_recording_has_one_end() -> None:
+    """No part can begin, and the same call has a beam search."""
+
+    class NoParts(Lines):
+        def begin_part(self, header: str) -> bool:
+            raise RecordingEnd("a reason")
+
+    lines, workload = NoParts([]), contended()
+    recorder = Recorder(blueprint_of(workload), RecordSettings("file", 1), KEY, lines)
+    beam = Submit(9, replace(make_request(9, 4, 4), beam=Beam(2, 1.0)))
+    rows = blueprint_of(workload).scheduler(blueprint_of(workload).cache(), None).rows
+    recorder.scheduled(0.0, [], None, rows, None)
+    recorder.scheduled(1.0, [beam], None, rows, None)
+    assert recorder.ended == "a reason"
+    assert [line for line in lines.current if "ended" in line] == ['{"ended":"a reason"}\n']
 
 
 def test_a_line_that_was_cut_off_is_left_out() -> None:
@@ -305,14 +329,15 @@ def test_an_exception_of_the_scheduler_is_recorded_and_raised_again() -> None:
 
 
 def test_a_recorder_that_fails_ends_and_disturbs_nobody() -> None:
-    def write(line: str) -> None:
-        if len(lines) > 3:
-            raise OSError("No space left on device")
-        lines.append(line)
+    class Full(Lines):
+        def write(self, line: str) -> None:
+            if len(self.current) > 3:
+                raise OSError("No space left on device")
+            super().write(line)
 
-    workload, lines = contended(), list[str]()
+    workload = contended()
     blueprint = blueprint_of(workload)
-    recorder = Recorder(blueprint, RecordSettings("file"), KEY, write)
+    recorder = Recorder(blueprint, RecordSettings("file"), KEY, Full([]))
     scheduler = RecordedScheduler(blueprint, blueprint.cache(), workload.hasher, recorder)
     play(workload, scheduler, FakeExecutor(workload.layout, workload.pages, workload.settings))
     assert recorder.ended == "OSError: No space left on device"

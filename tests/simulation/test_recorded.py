@@ -14,13 +14,13 @@ from rpc.simulation.recorded import Trace, costs_of, simulate
 from scheduler.blueprint import Blueprint
 from scheduler.events import Abort, EndReason, Event, Ready, Submit
 from scheduler.parameters import Beam
-from scheduler.recording import RecordedScheduler
+from scheduler.recording import RecordedScheduler, Recorder
 from scheduler.replaying import Recording, RecordingError
-from scheduler.settings import SchedulerSettings
+from scheduler.settings import RecordSettings, SchedulerSettings
 from scheduler.step import StepPlan, StepResult
 from scheduler.step_costs import StepCosts, StepWork
 from tests.scheduler.executor import logprobs_of
-from tests.scheduler.recorded import driven, recorder_of
+from tests.scheduler.recorded import KEY, Lines, driven, recorder_of
 from tests.scheduler.test_step_time import CPU, Machine
 from tests.scheduler.workloads import PATIENT, SECRET, Workload, make_layout, make_request, workloads
 from tests.support.examples import examples
@@ -51,13 +51,17 @@ def submits(count: int, rate: float, seed: int) -> list[tuple[float, Submit]]:
 def served(
     coming: list[tuple[float, Submit]], made: Blueprint, machine: Machine, lines: list[str] | None = None
 ) -> Recording:
-    """Serves requests on a machine's time, and returns the recording. Every 40th token is a stop token.
+    """Serves requests on a machine's time, and returns the recording. lines: gets its lines."""
+    lines = [] if lines is None else lines
+    serve(coming, made, machine, recorder_of(made, lines, False))
+    return Recording.parse(lines)
 
-    lines: gets the lines of the recording.
-    """
-    lines, now, coming = [] if lines is None else lines, 0.0, list(coming)
+
+def serve(coming: list[tuple[float, Submit]], made: Blueprint, machine: Machine, recorder: Recorder) -> None:
+    """Serves requests on a machine's time. Every 40th token is a stop token."""
+    now, coming = 0.0, list(coming)
     hasher = BlockHasher(SECRET, b"model", 16)
-    scheduler = RecordedScheduler(made, made.cache(), hasher, recorder_of(made, lines, False))
+    scheduler = RecordedScheduler(made, made.cache(), hasher, recorder)
     flying: list[StepPlan] = []
 
     def result_of(plan: StepPlan) -> StepResult:
@@ -82,7 +86,6 @@ def served(
         elif plan is None:
             scheduler.commit(None, now)
             now = max(now, coming[0][0]) if coming else now
-    return Recording.parse(lines)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -257,3 +260,19 @@ def test_a_wrong_model_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         plant(monkeypatch, recorded, "_events", all_at_once)
     with pytest.raises(AssertionError):
         test_the_same_settings_give_the_recorded_figures(8.0, 1)
+
+
+def test_a_later_part_of_a_recording_has_the_requests_that_came_in_it() -> None:
+    lines, made = Lines([]), blueprint(replace(SHORT, steps_in_flight=2))
+    whole = Trace.of(served(submits(60, 20.0, 3), made, CPU))
+    serve(submits(60, 20.0, 3), made, CPU, Recorder(made, RecordSettings("file", 30), KEY, lines))
+    parts = [Trace.of(Recording.parse(part)) for part in lines.parts]
+    assert len(parts) > 3
+    assert sum(len(part.requests) for part in parts) == len(whole.requests)
+    assert sum(len(part.steps) for part in parts) > len(whole.steps) - 2 * len(parts)
+    for part in parts:
+        ended = [number for number, one in part.requests.items() if one.whole]
+        assert simulate(part).ledger.tokens[ended].tolist() == part.serving.ledger.tokens[ended].tolist()
+        assert part.slowness(whole.costs) == pytest.approx(1.0, abs=0.05)
+    for count in ("preemptions", "hits", "queries"):
+        assert sum(getattr(part.serving, count) for part in parts) == getattr(whole.serving, count)

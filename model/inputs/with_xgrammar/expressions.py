@@ -23,7 +23,7 @@ SPACES: Ranges = (
     (0x09, 0x0D), (0x20, 0x20), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029),
     (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000),
 )  # fmt: skip
-"""White space of Rust and Python. That of ECMA-262 has U+FEFF, and not U+0085."""
+"""White space of Rust, and of Python without U+001C to U+001F. That of ECMA-262 has U+FEFF, and not U+0085."""
 NAMED = {"d": DIGITS, "w": WORD}
 CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v"}
 CODES = {"x": 2, "u": 4, "U": 8}  # digits of a character's code behind its escape
@@ -61,7 +61,10 @@ LETTERS = frozenset(string.ascii_letters + string.digits)
 IN_JSON = complement(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)))
 """Characters that a text in JSON has without an escape."""
 SURE_SPACES, POSSIBLE_SPACES = common(SPACES, complement(((0x85, 0x85),))), union(SPACES, ((0xFEFF, 0xFEFF),))
-"""White space of all dialects, and of any: a schema's pattern is ECMA-262's, and many clients check it with Python."""
+"""White space of all dialects, and of any, among the characters of IN_JSON.
+
+A schema's pattern is ECMA-262's, and many clients check it with Python.
+"""
 
 
 @dataclass(frozen=True, slots=True)
