@@ -1,9 +1,10 @@
 """Measures how far simulated latencies are from measured ones.
 
-A server with random weights takes one part of a trace and records it. Its steps are calibrated on that recording. Then
-it takes the other part, at several rates, while clients measure; the same part is simulated. The traces are those that
-ship: Azure's conversations, and Mooncake's, whose prompts share prefixes. Lengths are shrunk to a context, and further
-where the simulation says that the loads would take longer than the run may.
+A server with random weights takes one part of a trace and records it: few requests at a time, all at once, then at a
+pace. Its steps are calibrated on that recording. Then it takes the other part, at several rates, while clients
+measure; the same part is simulated. The traces are those that ship: Azure's conversations, and Mooncake's, whose
+prompts share prefixes. Lengths are shrunk to a context, and further where the simulation says that the loads would
+take longer than the run may.
 
 Rates are parts of what the engine can take: the trace at which steps of the simulation fill the time is 1.
 
@@ -47,7 +48,9 @@ LEAST_CONTEXT = 64  # tokens: below, most outputs have one token, and no TPOT
 SERVER_SECONDS = 12.0  # to start and end a server
 MARGIN = 0.9  # of the time that is planned for: loads may take longer than simulated
 WARM_UP = 4  # requests before the measured ones: the first steps of a server are slow
+AT_A_TIME = (1, 2, 3, 1)  # requests of the first loads of a calibration: steps of the fewest rows
 WARM_UP_CALIBRATING = 20  # up to 8 at a time: steps of few rows, which requests that come all at once hardly have
+PACE = 0.7  # of what the engine can take: steps with the prefill of one or two prompts
 QUEUE_SECONDS = 600
 LOOK_SECONDS = 15.0  # between two lines of progress
 ALL_AT_ONCE = 1e6
@@ -70,10 +73,15 @@ class Bench:
         self._flags, self._folder = flags, folder
 
     def calibrate(self, arrivals: list[Arrival], context: int) -> Profile:
-        """Serves requests few at a time, then all at once. Returns the profile of the recording. Raises Cut."""
+        """Serves requests few at a time, all at once, and at a pace. Returns the recording's profile. Raises Cut."""
         file = self._folder / "calibration.rec"
+        file.unlink(missing_ok=True)
         with started(*self._flags, "--record", str(file)) as server:
+            for few in AT_A_TIME:
+                self._load(server, arrivals[:1], context, ALL_AT_ONCE, few)
             self._load(server, arrivals, context, ALL_AT_ONCE, WARM_UP_CALIBRATING)
+            most = full_speed(Trace.of(read_recording(file)).profile("at once"), arrivals, context)
+            self._load(server, arrivals, context, PACE * most, WARM_UP)
         return Trace.of(read_recording(file)).profile("measured")
 
     def measure(self, arrivals: list[Arrival], context: int, speed: float) -> tuple[LoadRun, Trace]:

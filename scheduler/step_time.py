@@ -96,17 +96,30 @@ class StepTime:
         return float(self._fit() @ features)
 
     def _fit(self) -> Floats:
-        """Returns the costs. Those that came out below 0 are put at 0, the lowest first, and the others fitted anew."""
+        """Returns the costs of a unit of each feature."""
         if not self._fitted:
-            self._fitted, self._costs = True, np.zeros(len(UNITS))
-            free, damping = np.arange(len(UNITS)), DAMPING * self._products.max() * np.eye(len(UNITS))
-            while len(free):
-                found = np.linalg.solve((self._products + damping)[np.ix_(free, free)], self._with_time[free])
-                if found.min() >= 0:
-                    self._costs[free] = found
-                    break
-                free = np.delete(free, found.argmin())
+            self._fitted, self._costs = True, nonnegative_fit(self._products, self._with_time)
         return self._costs
+
+
+def nonnegative_fit(products: Floats, with_time: Floats) -> Floats:
+    """Returns the costs of features by least squares.
+
+    Those that come out below 0 are put at 0, the lowest first, and the others are fitted anew.
+
+    Args:
+        products: [n, n] float64. Sums over steps of the products of each two features.
+        with_time: [n] float64. Sums over steps of each feature times the step's seconds.
+    """
+    costs, free = np.zeros(len(with_time)), np.arange(len(with_time))
+    damped = products + DAMPING * products.max() * np.eye(len(with_time))
+    while len(free):
+        found = np.linalg.solve(damped[np.ix_(free, free)], with_time[free])
+        if found.min() >= 0:
+            costs[free] = found
+            break
+        free = np.delete(free, found.argmin())
+    return costs
 
 
 def _tokens_within(bound: float, each: float, pair: float, start: int) -> int:

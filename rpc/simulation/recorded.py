@@ -23,22 +23,19 @@ from numpy.typing import NDArray
 from rpc.simulation.cluster import Cluster
 from rpc.simulation.deployment import Deployment
 from rpc.simulation.engine import Draws, Ints
+from rpc.simulation.fitting import costs_of
 from rpc.simulation.served import REFUSED, WHOLE, Ledger, Serving
 from rpc.simulation.traffic import Timed
 from scheduler.blueprint import Blueprint
 from scheduler.events import Abort, End, EndReason, Event, Ready, StepOutputs, Submit
 from scheduler.profile import Profile
 from scheduler.replaying import Recording, RecordingError, Replay
-from scheduler.rows import Index, Rows
+from scheduler.rows import Rows
 from scheduler.stand_ins import FILLER
 from scheduler.step import StepPlan
 from scheduler.step_costs import StepCosts, StepWork
-from scheduler.step_time import StepTime
 
 AT_ONCE = 0.01  # seconds after a step's result in which the engine takes what came while it ran
-SHORTEST = 1e-6  # seconds of a step: its error counts by the reciprocal of its time
-FITS = 3  # of the costs, each with the times that the one before it predicts
-ALL_STEPS = 1.0  # memory of the fit: the first step counts as the last one
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +130,7 @@ class Trace:
         begun, planned_before = replay.scheduler.stats(), replay.scheduler.steps_in_flight
         requests = dict[int, TracedRequest]()
         launched, last, busy = deque[tuple[float, StepPlan]](), -math.inf, 0.0
-        steps = list[tuple[Index, float]]()
+        steps = list[tuple[StepWork, float]]()
         before, ended = math.inf, math.inf  # times of the last step's plan and result, between which others came
         call_began = call_ended = 0.0
         for number, call in enumerate(replay):
@@ -163,7 +160,7 @@ class Trace:
             elif outputs.step_seconds:
                 began, plan = launched.popleft()
                 seconds, last = call.now - max(began, last), call.now
-                steps.append((plan.slices, seconds))
+                steps.append((StepWork.of(plan.slices), seconds))
                 busy += seconds
         if replay.difference is not None:
             raise RecordingError(f"step {replay.difference.step} differs: another version has decided otherwise")
@@ -176,36 +173,14 @@ class Trace:
             stats.prefix_queries - begun.prefix_queries,
         )
         preempted = {cause: count - begun.preempted[cause] for cause, count in stats.preempted.items()}
-        costs, works = costs_of(steps), [(StepWork.of(slices), seconds) for slices, seconds in steps]
-        predicted, took = np.array([(costs.seconds_of(work), seconds) for work, seconds in works]).reshape(-1, 2).T
+        costs = costs_of(steps)
+        predicted, took = np.array([(costs.seconds_of(work), seconds) for work, seconds in steps]).reshape(-1, 2).T
         errors = np.abs(predicted - took) / np.maximum(took, 1e-9)
-        prefills = np.array([work.prefill > 0 for work, _ in works], np.bool_)
+        prefills = np.array([work.prefill > 0 for work, _ in steps], np.bool_)
         serving = Serving(ledger, lasted, *counts, busy, lasted, preempted)
         made = recording.blueprint
         page_size = made.layout.page_size if made.prefix_cache and not recording.tokens else None
-        return Trace(made, requests, costs, errors, prefills, works, serving, page_size)
-
-
-def costs_of(steps: Sequence[tuple[Index, float]]) -> StepCosts:
-    """Fits costs to steps, so that those of all of them together are as long as they took.
-
-    Long steps vary more: counted alike, a few of them would leave those of few rows wrong by half. So the square of a
-    step's error counts by the reciprocal of its time. That is the predicted one: by their own times those that came out
-    short would count more, and all costs come out too low.
-
-    Source: iteratively reweighted least squares, the variance in proportion to the mean.
-
-    Args:
-        steps: Slices of each, [n, 3] int32 as in its plan, and its seconds.
-    """
-    expected = [seconds for _, seconds in steps]
-    for _ in range(FITS):
-        time = StepTime(ALL_STEPS, outlier=math.inf)
-        for (slices, seconds), each in zip(steps, expected, strict=True):
-            time.observe(slices, seconds, 1 / max(each, SHORTEST))
-        costs = time.costs()
-        expected = [costs.seconds(slices) for slices, _ in steps]
-    return costs
+        return Trace(made, requests, costs, errors, prefills, steps, serving, page_size)
 
 
 def _numbered(outputs: StepOutputs, numbers: Mapping[int, int]) -> StepOutputs:

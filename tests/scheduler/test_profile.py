@@ -1,6 +1,7 @@
 """Profiles keep what they were made of, and another file is refused with a reason."""
 
 import json
+import math
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,6 +44,50 @@ def test_learned_costs_predict_as_what_learned_them() -> None:
     assert time.costs().seconds(SLICES) == pytest.approx(time.expected(StepWork.of(SLICES)))
     for name, value in asdict(time.costs()).items():
         assert value == pytest.approx(getattr(COSTS, name), rel=1e-3)
+
+
+CURVE = ((2, 0.01), (8, 0.04), (9, 0.03), (16, 0.1))
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(1, 0.01), (16, 0.1), (17, 0.11), (100, 0.1 + 84 * 0.01)])
+def test_a_curve_goes_on_as_at_its_ends(tokens: int, expected: float) -> None:
+    assert replace(COSTS, curve=CURVE).seconds_of(StepWork(prefill=tokens)) == pytest.approx(
+        COSTS.seconds_of(StepWork(prefill=tokens)) + expected
+    )
+
+
+def test_a_curve_is_linear_between_its_points() -> None:
+    """Against numpy's interpolation; decodes count as prefilled tokens do."""
+    alone = StepCosts(0.0, 0.0, 0.0, 0.0, 0.0, CURVE)
+    places, heights = zip(*CURVE, strict=True)
+    for tokens in range(1, 17):
+        expected = np.interp(tokens, places, heights)
+        assert alone.seconds_of(StepWork(tokens // 2, prefill=tokens - tokens // 2)) == pytest.approx(expected)
+        assert alone.faster(2.0).seconds_of(StepWork(tokens)) == pytest.approx(expected / 2)
+    falling = StepCosts(0.0, 0.0, 0.0, 0.0, 0.0, ((1, 0.02), (2, 0.01)))
+    assert falling.seconds_of(StepWork(9)) == 0.0, "no step takes less than no time"
+
+
+@pytest.mark.parametrize(
+    "curve", [((1, 0.1),), ((1, 0.1), (1, 0.2)), ((0, 0.1), (1, 0.2)), ((1, -0.1), (2, 0.1)), ((1, 0.1), (2, math.nan))]
+)
+def test_another_curve_is_refused(curve: tuple[tuple[int, float], ...]) -> None:
+    with pytest.raises(ValueError, match=r"costs\.curve"):
+        replace(COSTS, curve=curve)
+
+
+@pytest.mark.parametrize("curve", [7, [7], [[1, 0.1, 2], [2, 0.1]], [[1.5, 0.1], [2, 0.1]], [[1, "a"], [2, 0.1]]])
+def test_another_curve_in_a_file_is_refused(curve: object) -> None:
+    values = asdict(COSTS) | {"curve": curve}
+    with pytest.raises(ValueError, match=r"costs\.curve must be a list of at most 64 pairs: tokens, seconds"):
+        StepCosts.from_json(values)
+
+
+def test_costs_are_read_as_they_were_written() -> None:
+    for costs in (COSTS, replace(COSTS, curve=CURVE)):
+        assert StepCosts.from_json(json.loads(json.dumps(asdict(costs)))) == costs
+    del (older := asdict(COSTS))["curve"]
+    assert StepCosts.from_json(older) == COSTS
 
 
 @pytest.mark.parametrize("change", [{"fixed": -1.0}, {"decode": float("nan")}, {"pair": float("inf")}])

@@ -1,16 +1,14 @@
 """A simulation serves the recorded requests as they were served, and otherwise where settings are others."""
 
 import json
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from numpy.typing import NDArray
 
 from cache_manager.block_hash import BlockHasher
-from rpc.simulation.recorded import Trace, costs_of, simulate
+from rpc.simulation.recorded import Trace, simulate
 from scheduler.blueprint import Blueprint
 from scheduler.events import Abort, EndReason, Event, Ready, Submit
 from scheduler.parameters import Beam
@@ -106,22 +104,6 @@ def test_slowness_is_how_much_longer_steps_took() -> None:
     assert trace.slowness(trace.costs.faster(2)) == pytest.approx(2 * trace.slowness(trace.costs))
     nothing = Trace.of(served([], blueprint(), CPU))
     assert nothing.slowness(trace.costs) == 1
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.3, 0.5])
-def test_costs_are_not_too_low_where_times_vary(noise: float) -> None:
-    """The steps take as long together as they are predicted to: noise has no mean."""
-    source = np.random.default_rng(1)
-    true, steps = StepCosts(0.02, 0.0003, 2e-8, 0.0008, 2e-8), list[tuple[NDArray[np.int32], float]]()
-    for _ in range(1000):
-        rows = [(int(source.integers(50, 2000)), 1) for _ in range(source.integers(1, 33))]
-        rows += [(0, int(source.integers(2, 512)))] * (source.random() < 0.3)
-        slices = np.array([(row, start, count) for row, (start, count) in enumerate(rows)], np.int32)
-        longer = math.exp(noise * source.standard_normal() - noise**2 / 2)
-        steps.append((slices, true.seconds(slices) * longer))
-    costs = costs_of(steps)
-    predicted = sum(costs.seconds(slices) for slices, _ in steps)
-    assert sum(seconds for _, seconds in steps) / predicted == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
