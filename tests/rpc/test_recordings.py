@@ -6,7 +6,8 @@ import json
 import os
 import re
 import stat
-from contextlib import closing
+import sys
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from tests.scheduler.recorded import KEY, blueprint_of, driven, played
 from tests.scheduler.workloads import Arrival, Workload, make_layout, make_request, workloads
 from tests.support.examples import examples
 from tests.support.planted import plant
-from tests.support.processes import wait_until
+from tests.support.processes import tree, wait_until
 
 WORKLOAD = Workload(
     tuple(Arrival(n, n, make_request(n, 5, 4)) for n in range(1, 4)), make_layout(4), 8, SchedulerSettings(8, 2)
@@ -144,14 +145,29 @@ def test_a_part_that_does_not_replay_ends_the_recording_by_its_reason(tmp_path: 
             files.begin_part(header)
 
 
-def test_a_replay_that_is_killed_ends_the_recording_by_its_reason(tmp_path: Path) -> None:
-    with closing(WaitingFiles(tmp_path / "engine.rec")) as files:
-        assert files.begin_part("a header")
-        for child in psutil.Process().children():
-            if "rpc.engines.recording_snapshot" in child.cmdline():
+def killed(argument: str) -> bool:
+    """Kills a process below this one by its last argument. Returns whether there was one."""
+    for child in tree(os.getpid()):
+        with suppress(psutil.Error):  # other tests' processes end meanwhile
+            if child.cmdline()[-1:] == [argument]:
                 child.kill()
+                return True
+    return False
+
+
+def test_a_replay_that_is_killed_ends_the_recording_by_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = tmp_path / "python"
+    endless.write_text("#!/bin/sh\nexec sleep 98765\n")
+    endless.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(endless))
+    with closing(RecordingFiles(tmp_path / "engine.rec")) as files:
+        assert files.begin_part("a header")
+        assert not files.begin_part("a header"), "its replay runs"
+        wait_until(lambda: killed("98765"), "the replay's process")
         with pytest.raises(RecordingEnd, match="its replay was ended by signal 9, as where memory is short"):
-            files.begin_part("a header")
+            wait_until(lambda: files.begin_part("a header"), "the end of the replay")
 
 
 def test_a_file_that_is_gone_or_anothers_ends_the_recording(tmp_path: Path) -> None:
