@@ -325,6 +325,8 @@ async def test_a_restart_goes_on_though_its_asker_left_while_requests_were_moved
     await asyncio.gather(restart, return_exceptions=True)
     moved.set()
     await rig.engine(2)
+    assert rig.frontend.replicas.open
+    assert (rig.host.launches, rig.host.stops) == (2, 1)
     await rig.end()
 
 
