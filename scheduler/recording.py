@@ -91,6 +91,27 @@ def snapshot_line(scheduler: Scheduler) -> str:
     return f'{SNAPSHOT}{encode(scheduler.live_attempts())},"snapshot":{encode(snapshot(scheduler))}}}'
 
 
+def part_header(name: str, part: int, tokens: bool, blueprint: Blueprint) -> str:
+    """Returns the first line of a part, without its line break.
+
+    Args:
+        name: Name that the parts of one recording have in common.
+        part: Number of the part, from 0.
+        tokens: Whether it has token ids.
+        blueprint: Of the scheduler, without names of tenants.
+    """
+    return encode(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "recording": name,
+            "tokens": tokens,
+            "blueprint": blueprint.to_json(),
+            "part": part,
+        }
+    )
+
+
 class Numbers:
     """Numbers in place of names, in order of their first use."""
 
@@ -144,13 +165,8 @@ class Recorder:
         self._launched: deque[StepDraws] = deque()
         self._collected: StepDraws | None = None
         chosen = replace(blueprint.settings, tenant_weights=self._weights(blueprint.settings.weights))
-        self._header = {
-            "format": FORMAT,
-            "version": VERSION,
-            "recording": hashlib.blake2b(key=key, digest_size=8).hexdigest(),  # which parts belong together
-            "tokens": settings.tokens,
-            "blueprint": replace(blueprint, settings=chosen).to_json(),
-        }
+        self._blueprint, self._tokens = replace(blueprint, settings=chosen), settings.tokens
+        self._name = hashlib.blake2b(key=key, digest_size=8).hexdigest()
         self._write(self._part_header(0))
 
     def scheduled(
@@ -203,7 +219,7 @@ class Recorder:
         self._write(encode(line))
 
     def _part_header(self, part: int) -> str:
-        return encode(self._header | {"part": part})
+        return part_header(self._name, part, self._tokens, self._blueprint)
 
     def _begin_part(self) -> None:
         """Begins the next part, or ends the recording where the current one got no snapshot in all of its time."""

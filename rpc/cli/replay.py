@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from rpc.cli.options import build, with_settings
 from rpc.cli.what_if import show_changes
 from rpc.simulation.changes import Changes
+
+if TYPE_CHECKING:
+    from scheduler.replaying import Recording
 
 File = Annotated[
     Path,
@@ -23,6 +26,16 @@ def replay(
     replicas: Annotated[
         int, typer.Option(min=1, help="Number of engines that are simulated. They share the requests of this one.")
     ] = 1,
+    excerpt: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            show_default=False,
+            help="Write the last steps to this new file, a recording of their own for a bug report or a test, and "
+            "replay that.",
+        ),
+    ] = None,
+    excerpt_steps: Annotated[int, typer.Option(min=1, help="Number of steps that --excerpt writes.")] = 1000,
     as_json: AsJson = False,
     **values: Any,
 ) -> None:
@@ -36,6 +49,8 @@ def replay(
 
     changes = build(Changes, values)
     if changes.any or replicas > 1:
+        if excerpt is not None:
+            fail(ValueError("--excerpt writes what was recorded: it takes no changed settings"))
         try:
             show_changes(read_recording(file), changes, replicas, as_json)
         except (OSError, ValueError) as error:  # also a RecordingError
@@ -43,6 +58,8 @@ def replay(
         return
     try:
         recording = read_recording(file)
+        if excerpt is not None:
+            recording = _written(recording, excerpt, excerpt_steps)
         run = Replay(recording)
         found = run.run()
     except (OSError, RecordingError) as error:
@@ -73,6 +90,18 @@ def replay(
         print(f"  replayed: {_shown(found.replayed)}")
     if found is not None:
         raise typer.Exit(1)
+
+
+def _written(recording: "Recording", path: Path, steps: int) -> "Recording":
+    """Writes the last steps of a recording, and returns them. Raises OSError or RecordingError."""
+    from rpc.engines.recordings import write_recording
+    from scheduler.excerpt import last_steps
+    from scheduler.replaying import Recording
+
+    lines = last_steps(recording, steps)
+    write_recording(path, lines)
+    typer.echo(f"{path}: {sum(map(len, lines)):,} bytes", err=True)
+    return Recording.parse(lines)
 
 
 def _shown(value: Any) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
@@ -130,6 +131,16 @@ def start_recorder(blueprint: Blueprint, settings: RecordSettings) -> Recorder |
     recorder = Recorder(blueprint, settings, secrets.token_bytes(KEY_BYTES), files)
     weakref.finalize(recorder, files.close)  # a server may start an engine in place of another
     return recorder
+
+
+def write_recording(path: Path, lines: Iterable[str]) -> None:
+    """Writes the lines of a recording to a new file, for its owner alone.
+
+    Raises:
+        OSError: It cannot be made, or there is a file already.
+    """
+    with os.fdopen(_new_file(path), "w", encoding="utf-8", newline="\n") as file:
+        file.writelines(lines)
 
 
 def read_recording(path: Path) -> Recording:

@@ -249,6 +249,24 @@ def test_replay_shows_the_first_difference(recorded: Path) -> None:
     }  # fmt: skip
 
 
+def test_an_excerpt_is_written_and_replayed(recorded: Path) -> None:
+    path = recorded.with_name("excerpt.rec")
+    done = run("replay", str(recorded), "--excerpt", str(path), "--excerpt-steps", "3")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("the same plans: 3 steps, ")
+    assert done.stderr == f"{path}: {path.stat().st_size:,} bytes\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert run("replay", str(path)).stdout == done.stdout
+    assert run("explain", str(path)).exit_code == 0
+    again = run("replay", str(recorded), "--excerpt", str(path))
+    assert (again.exit_code, again.stderr) == (1, f"quire: [Errno 17] File exists: '{path}'\n")
+    other = run("replay", str(recorded), "--excerpt", str(recorded.with_name("other.rec")), "--pages", "+50%")
+    assert (other.exit_code, other.stderr) == (
+        1, "quire: --excerpt writes what was recorded: it takes no changed settings\n",
+    )  # fmt: skip
+    assert not recorded.with_name("other.rec").exists()
+
+
 def test_an_early_end_is_told(tmp_path: Path) -> None:
     path = tmp_path / "engine.rec"
     path.write_text("".join(played(WORKLOAD)) + '{"ended":"a reason"}\n')

@@ -1,5 +1,6 @@
 """The laws of a deployment: each request ends once, no token is lost or comes twice, and nothing is left behind."""
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import replace
 
@@ -27,55 +28,39 @@ class Once(dict[int, EndReason]):
         super().__setitem__(request, reason)
 
 
-class StrictLedger(Ledger):
-    """A ledger that compares each token and each end with what may come.
+class OrderedLedger(Ledger):
+    """A ledger to which each token comes once, in order, and each end once.
 
     Attributes:
         seen: Tokens by request and sequence.
-        moved: Requests that went on at another engine.
     """
 
-    def __init__(self, drawn: Drawn) -> None:
-        super().__init__(len(drawn.clients))
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
         self.reasons = Once()
         self.seen: dict[int, Counter[int]] = defaultdict(Counter)
-        self.moved: set[int] = set()
-        self._drawn, self._depth = drawn, drawn.deployment.blueprint.settings.depth
-        self._newest = dict(enumerate(range(len(drawn.clients))))  # attempt of each request
+        self._newest = dict(enumerate(range(count)))  # attempt of each request
         self._over = set[tuple[int, int]]()  # attempts and sequences that have ended
-        self._late: Counter[int] = Counter()  # steps with tokens of a request that its client wants no more of
 
     def again(self, request: int) -> int:
         attempt = self._newest[request] = super().again(request)
         law(request not in self.reasons, f"request {request} goes on after its end")
-        self.moved.add(request)
-        if self._drawn.clients[request].request.count > 1:
-            self.seen.pop(request, None)  # it begins anew, as the guide says
         return attempt
 
     def take(self, outputs: StepOutputs, now: float) -> tuple[Floats, Floats]:
-        law(now < LATEST, f"requests {self._open()} are open after {now:.0f} s")
         each = self._check_attempts(outputs.attempts)
-        for request in set(each):
-            one, seen = self._drawn.clients[request], self.seen[request]
-            if request in self.cut or (one.enough is not None and seen[0] >= one.enough):
-                self._late[request] += 1
-                law(self._late[request] <= self._depth, f"request {request} has tokens after its client wants none")
         values = (outputs.indices.tolist(), outputs.positions.tolist(), outputs.tokens.tolist())
         for request, index, position, token in zip(each, *values, strict=True):
-            seen = self.seen[request]
-            where = f"request {request}, sequence {index}"
-            law(position == seen[index], f"{where}: position {position} comes after {seen[index]} tokens")
-            law((self._newest[request], index) not in self._over, f"{where}: a token comes after its end")
-            expected = self._drawn.clients[request].token(request, index, position)
-            law(token == expected, f"{where}: the token at {position} is {token}, not {expected}")
-            seen[index] += 1
+            self._check_token(request, index, position, token)
+            self.seen[request][index] += 1
         for end in outputs.ends:
             self._check_end(end)
         return super().take(replace(outputs, ends=tuple(end for end in outputs.ends if not end.more)), now)
 
-    def _open(self) -> list[int]:
-        return [request for request in self._newest if request not in self.reasons]
+    def _check_token(self, request: int, index: int, position: int, token: int) -> None:
+        seen, where = self.seen[request], f"request {request}, sequence {index}"
+        law(position == seen[index], f"{where}: position {position} comes after {seen[index]} tokens")
+        law((self._newest[request], index) not in self._over, f"{where}: a token comes after its end")
 
     def _check_attempts(self, attempts: NDArray[np.int64]) -> list[int]:
         """Returns the requests of attempts, each of which has to be the newest one of its request."""
@@ -90,6 +75,48 @@ class StrictLedger(Ledger):
         law(self._newest[request] == end.attempt, f"{where}: an attempt ends that was given up")
         law((end.attempt, end.index) not in self._over, f"{where} ends twice")
         self._over.add((end.attempt, end.index))
+
+
+class StrictLedger(OrderedLedger):
+    """A ledger that also compares each token and each end with what clients may get.
+
+    Attributes:
+        moved: Requests that went on at another engine.
+    """
+
+    def __init__(self, drawn: Drawn) -> None:
+        super().__init__(len(drawn.clients))
+        self.moved: set[int] = set()
+        self._drawn, self._depth = drawn, drawn.deployment.blueprint.settings.depth
+        self._late: Counter[int] = Counter()  # steps with tokens of a request that its client wants no more of
+
+    def again(self, request: int) -> int:
+        self.moved.add(request)
+        if self._drawn.clients[request].request.count > 1:
+            self.seen.pop(request, None)  # it begins anew, as the guide says
+        return super().again(request)
+
+    def take(self, outputs: StepOutputs, now: float) -> tuple[Floats, Floats]:
+        law(now < LATEST, f"requests {self._open()} are open after {now:.0f} s")
+        for request in set(self.requests_of(outputs.attempts).tolist()):
+            one, seen = self._drawn.clients[request], self.seen[request]
+            if request in self.cut or (one.enough is not None and seen[0] >= one.enough):
+                self._late[request] += 1
+                law(self._late[request] <= self._depth, f"request {request} has tokens after its client wants none")
+        return super().take(outputs, now)
+
+    def _open(self) -> list[int]:
+        return [request for request in self._newest if request not in self.reasons]
+
+    def _check_token(self, request: int, index: int, position: int, token: int) -> None:
+        super()._check_token(request, index, position, token)
+        expected = self._drawn.clients[request].token(request, index, position)
+        law(token == expected, f"request {request}, sequence {index}: token {position} is {token}, not {expected}")
+
+    def _check_end(self, end: End) -> None:
+        super()._check_end(end)
+        request = self.request_of(end.attempt)
+        where = f"request {request}, sequence {end.index}"
         if end.reason in REFUSED:
             law(end.message and end.retry_after > 0, f"{where}: its refusal names no reason, or no time to come again")
             timed = self._drawn.clients[request].request.queue_timeout is not None
@@ -105,7 +132,7 @@ def check_end(drawn: Drawn, run: Cluster, ledger: StrictLedger, serving: Serving
     law(serving.preemptions == sum(serving.preempted.values()), f"a preemption has no cause: {serving.preempted}")
     law(serving.preemptions >= 0 and serving.hits <= serving.queries, "more prefix tokens are found than looked up")
     for replica, engine in run.engines:
-        _check_engine(replica, engine)
+        check_idle(replica, engine)
 
 
 def _check_request(drawn: Drawn, ledger: StrictLedger, request: int) -> None:
@@ -130,7 +157,7 @@ def _check_request(drawn: Drawn, ledger: StrictLedger, request: int) -> None:
         law(reason is EndReason.ENGINE_FAILED and drawn.abandons, said)
 
 
-def _check_engine(replica: Replica, engine: SimulatedEngine) -> None:
+def check_idle(replica: Replica, engine: SimulatedEngine) -> None:
     """Checks an engine that lives, whose requests have all ended."""
     scheduler, name = engine.scheduler, f"engine {replica.number}"
     law(not scheduler.live_attempts(), f"{name} still has the attempts {scheduler.live_attempts()}")
@@ -140,7 +167,7 @@ def _check_engine(replica: Replica, engine: SimulatedEngine) -> None:
         replica.update(outputs)
 
     for _ in range(DRAIN_WAKES):
-        if engine.due > LATEST:
+        if engine.due == math.inf:
             break
         engine.wake(engine.due, take)
     law(not scheduler.has_work and not scheduler.has_news, f"{name} still has work, or something to report")
