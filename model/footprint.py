@@ -63,20 +63,34 @@ def shape_of(
     Raises:
         CheckpointError: See `build_model`.
     """
+    return shape_with_bytes(config, dtype, quantization, maker, ranks)[0]
+
+
+def shape_with_bytes(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    quantization: str | None = None,
+    maker: ProductMaker | None = None,
+    ranks: Ranks = ONE_RANK,
+    packs: bool | None = None,
+) -> tuple[Decoder, int]:
+    """Builds a model as `shape_of`. packs: see `Tensors`. Returns it, and the bytes that its weights take."""
     weights = open_weight_format(config, quantization)
-    tensors = Tensors(Shapes(), dtype, torch.device("meta"), weights, maker, ranks)
+    tensors = Tensors(Shapes(), dtype, torch.device("meta"), weights, maker, ranks, packs)
     with torch.inference_mode():
-        return build_model(config, tensors)
+        return build_model(config, tensors), tensors.held.bytes
 
 
-def weight_bytes(config: ModelConfig, dtype: str, quantization: str | None = None) -> int:
-    """Returns the bytes of a model's weights on a CPU, where a tied output layer copies the embedding.
+def weight_bytes(config: ModelConfig, dtype: str, quantization: str | None = None, packs: bool | None = None) -> int:
+    """Returns the bytes of a model's weights.
 
-    The copy is in float32 and bfloat16. `dtype` is that of weights that are not quantized. Raises CheckpointError as
-    `build_model`.
+    Args:
+        config: Configuration of the model.
+        dtype: Dtype of weights that are not quantized.
+        quantization: See `open_weight_format`.
+        packs: See `Tensors`.
+
+    Raises:
+        CheckpointError: See `build_model`.
     """
-    weights = open_weight_format(config, quantization)
-    tensors = Tensors(Shapes(), getattr(torch, dtype), torch.device("meta"), weights)
-    with torch.inference_mode():
-        build_model(config, tensors)
-    return tensors.held.bytes
+    return shape_with_bytes(config, getattr(torch, dtype), quantization, packs=packs)[1]

@@ -36,6 +36,7 @@ from model.parallel.collective import ONE_RANK, Ranks
 from model.parallel.follow import ShardParts
 from model.parallel.lead import RankGroupAttention, RankGroupModel, RankGroupStore
 from model.parallel.members import RankGroup
+from model.parallel.shard import Shard
 from model.progress import progress_bar
 from model.runner import Runner
 from model.sampling.logits_processors import LogitsProcessorFactory, NamedFactory, load_factories
@@ -210,7 +211,7 @@ def load_computer(
     `engines`, `step_tokens` and errors are those of `load`.
     """
     config = read_config(directory)
-    _check_division(config, settings, ranks)
+    check_division(config, settings.quantization, ranks.shard)
     own = ranks.shard.of(config)
     device = choose_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
@@ -272,13 +273,13 @@ def _working_memory(
     return working + (settings.image_cache_memory if decoder.vision is not None else 0)
 
 
-def _check_division(config: ModelConfig, settings: ModelSettings, ranks: Ranks) -> None:
+def check_division(config: ModelConfig, quantization: str | None, shard: Shard) -> None:
     """Raises ValueError where the heads, or blocks of the weight format, cannot be divided among the ranks."""
-    weights = open_weight_format(config, settings.quantization)
+    weights = open_weight_format(config, quantization)
     rows, columns = weights.blocks
     why = f", {weights.name} keeps {rows} outputs and {columns} inputs together" if rows * columns > 1 else ""
     # Queries are outputs of one product and inputs of the next, keys are outputs alone.
-    ranks.shard.check(config, lcm(rows, columns), rows, why)
+    shard.check(config, lcm(rows, columns), rows, why)
 
 
 def _agree(

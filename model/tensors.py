@@ -72,7 +72,21 @@ class Tensors:
         weights: WeightFormat = PLAIN,
         maker: ProductMaker | None = None,
         ranks: Ranks = ONE_RANK,
+        packs: bool | None = None,
     ) -> None:
+        """Makes a view of all tensors.
+
+        Args:
+            checkpoint: Source of the tensors.
+            dtype: Dtype of the model.
+            device: Device that the model runs on.
+            weights: Format of the weights.
+            maker: Makes products of a back end's own.
+            ranks: Ranks that products are divided among.
+            packs: Whether an output layer that is tied to the embedding counts as a packed copy of it, as the CPU's
+                kernels make it. None: where oneDNN makes one.
+        """
+        self._packs = device.type != "cuda" and onednn_multiplies(dtype) if packs is None else packs
         self.checkpoint, self.dtype, self.device, self.prefix = checkpoint, dtype, device, ""
         self.ranks = ranks
         self.held = Held()
@@ -366,7 +380,7 @@ class Tensors:
         if made is not None:
             self.held.bytes += made.nbytes
             return made
-        if self.device.type != "cuda" and onednn_multiplies(self.dtype):
+        if self._packs:
             self.held.bytes += embedding.nbytes  # the packed copy
         return Linear(embedding, bias)
 

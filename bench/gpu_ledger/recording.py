@@ -5,7 +5,7 @@ kernel would be compiled. Both are recorded as the code makes them, so the ledge
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime.jit import JITFunction
 
 from bench.gpu_ledger import costs
 from bench.gpu_ledger.costs import ROWS, Work
+from model.gpu.unlaunched import unlaunched
 
-ANSWERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
-"""Operations that ask a tensor for a number. The answer is 0: distances between tensors without memory are."""
 ALLOCATIONS = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided")
 LINEAR = torch.ops.aten.linear.default
 EMBEDDING = torch.ops.aten.embedding.default
@@ -72,13 +70,6 @@ class Recording:
             self._within = False
 
 
-class Answers(TorchDispatchMode):
-    """Answers questions for a number with 0, where a model of tensors without numbers is made."""
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return 0 if operation in ANSWERS else operation(*args, **(kwargs or {}))
-
-
 class OperationRecorder(TorchDispatchMode):
     """Records torch's operations that launch a kernel: all but views and allocations."""
 
@@ -114,15 +105,10 @@ def _work(operation: Any, args: Any, given: list[Tensor], out: Tensor) -> Work:
 @contextmanager
 def recorded() -> Iterator[Recording]:
     """Records all launches inside."""
-    recording, run = Recording(), JITFunction.run
+    recording = Recording()
 
-    def record(kernel: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:  # noqa: ARG001
-        name, names = kernel.__name__, dict(zip(kernel.arg_names, args, strict=False))
-        recording.add(name, costs.of_kernel(name, {**names, **given, "grid": grid}), True, math.prod(grid) == 0)
+    def record(name: str, arguments: Mapping[str, Any]) -> None:
+        recording.add(name, costs.of_kernel(name, arguments), True, math.prod(arguments["grid"]) == 0)
 
-    JITFunction.run = record
-    try:
-        with OperationRecorder(recording):
-            yield recording
-    finally:
-        JITFunction.run = run
+    with unlaunched(record), OperationRecorder(recording):
+        yield recording

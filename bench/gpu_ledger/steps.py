@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bench.gpu_ledger.cases import CONTEXT, SEQUENCES, STEP_TOKENS, LedgerModel, Regime
 from bench.gpu_ledger.costs import SUM, Work
-from bench.gpu_ledger.recording import Answers, Launch, Recording, recorded
+from bench.gpu_ledger.recording import Launch, Recording, recorded
 from model.attention.backend import StepShape
 from model.backend import StepSizes
 from model.decoder import Decoder
@@ -25,6 +25,7 @@ from model.gpu.draws import start_draws
 from model.gpu.graphs import GraphDecoder, Recorder, why_not
 from model.gpu.parts import with_kernels
 from model.gpu.tuning import tuning_for
+from model.gpu.unlaunched import ZeroAnswers
 from model.parallel.collective import ONE_RANK, Collective, Ranks
 from model.parallel.shard import Shard
 from model.sampling.sampler import SamplingRows
@@ -82,7 +83,7 @@ class LedgerEngine:
 
 def decoder_of(model: LedgerModel, layers: int, ranks: Ranks = ONE_RANK) -> Decoder:
     """Makes a decoder with the GPU's kernels, without numbers."""
-    with Answers(), torch.inference_mode():
+    with ZeroAnswers(), torch.inference_mode():
         return with_kernels(shape_of(model.config(layers), getattr(torch, DTYPE), ranks=ranks))
 
 

@@ -20,7 +20,7 @@ from model.gpu.attention_backend import TritonAttention, why_not
 from model.gpu.compilations import Compilations
 from model.gpu.draws import GpuOps, prepare_draws, start_draws
 from model.gpu.float8_product import Float8Product, ScaledFloat8Weights, can_multiply
-from model.gpu.graphs import CudaRecorder, GraphDecoder, most_graph_tokens
+from model.gpu.graphs import CudaRecorder, GraphDecoder, graph_tokens
 from model.gpu.graphs import why_not as why_no_graphs
 from model.gpu.group_linear import GroupProduct
 from model.gpu.mixtures import run_all_tiles
@@ -128,10 +128,9 @@ class TritonBackend:
     def working_memory(self, decoder: Decoder, config: ModelConfig, layout: KVLayout, sizes: StepSizes) -> int:
         # Without the other ranks: one whose memory does not suffice raises, and no rank waits for it.
         made = unconnected(with_kernels(decoder))
-        graph_tokens = 0 if why_no_graphs(made) else sizes.rows if layout.states.pages else most_graph_tokens(sizes)
         found = measure_steps(
             made, lambda: self.attention(config, layout, 1), layout, config.rotary_axes, CudaMemory(), sizes,
-            graph_tokens,
+            graph_tokens(made, layout, sizes),
         )  # fmt: skip
         log.info(
             "a step of %d tokens takes %.0f MiB, graphs %.0f MiB, the sampler %.0f MiB",
@@ -155,6 +154,12 @@ class TritonBackend:
         return model
 
 
+def why_no_kernels(config: ModelConfig, layout: KVLayout) -> str | None:
+    """Returns why there are no kernels for a model, or a rank's part of it, with this layout; None if there are."""
+    slopes = "scores have a bias by distance (ALiBi)" if config.slopes else None
+    return why_not(layout) or why_no_states(config.recurrent) or slopes
+
+
 def open_gpu_backend(
     config: ModelConfig, settings: ModelSettings, dtype: str, kv_dtype: str, device: str, ranks: Ranks = ONE_RANK
 ) -> TritonBackend:
@@ -176,12 +181,8 @@ def open_gpu_backend(
         raise NoKernels(f"the device has compute capability {major}.{minor}, below {LEAST_CAPABILITY}.0")
     own = ranks.shard.of(config)
     layout = own.kv_layout(settings.page_size, kv_dtype)
-    if reason := why_not(layout):
+    if reason := why_no_kernels(own, layout):
         raise NoKernels(reason)
-    if reason := why_no_states(own.recurrent):
-        raise NoKernels(reason)
-    if config.slopes:
-        raise NoKernels("scores have a bias by distance (ALiBi)")
     on = torch.device(device)
     backend = TritonBackend(dtype, kv_dtype, on, Scratch(getattr(torch, dtype), on))
     backend.compilations.watch()

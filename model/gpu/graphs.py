@@ -18,6 +18,7 @@ from dataclasses import fields, is_dataclass
 
 import torch
 
+from cache_manager.layout import KVLayout
 from model.attention.sharing import SHARERS
 from model.backend import StepSizes
 from model.blocks import Experts
@@ -58,6 +59,13 @@ def sizes_of_steps(most: int) -> tuple[int, ...]:
 def most_graph_tokens(sizes: StepSizes) -> int:
     """Returns the most tokens of a step with a graph."""
     return min(MIXED_TOKENS, sizes.tokens)
+
+
+def graph_tokens(decoder: object, layout: KVLayout, sizes: StepSizes) -> int:
+    """Returns the most tokens of a step with a graph of this model; 0 where it has none."""
+    if why_not(decoder):
+        return 0
+    return sizes.rows if layout.states.pages else most_graph_tokens(sizes)
 
 
 def why_not(part: object) -> str | None:

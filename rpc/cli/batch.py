@@ -17,6 +17,7 @@ from cache_manager.settings import CacheSettings
 from model.settings import ModelSettings
 from rpc.addresses import check_server
 from rpc.cli.connection import ConnectionOptions, said, security_of
+from rpc.cli.defaults import on_command_line
 from rpc.cli.options import Config, build, parameter_of, with_settings
 from rpc.settings import EngineSettings, ServerSettings
 from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
@@ -111,8 +112,7 @@ def _refuse_engine_flags(context: typer.Context, server: str, flags: list[str]) 
 
     Engine flags on the command line win over a --server of the file or the environment: then it returns None.
     """
-    sources = {flag: context.get_parameter_source(flag) for flag in ("server", *flags)}
-    given = [flag for flag, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    given = on_command_line(context, ("server", *flags))
     if "server" not in given:
         return None if given else server
     if given != ["server"]:

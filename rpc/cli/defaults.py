@@ -6,7 +6,7 @@ The command line takes precedence over the file, and the file over the environme
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,12 @@ ENVIRONMENT = "QUIRE_"
 NOT_SETTINGS = {"config", "help"}
 ALIKE = 0.75  # difflib's ratio from which a name is suggested for another
 SUGGESTIONS = 3
+
+
+def on_command_line(context: typer.Context, flags: Iterable[str]) -> list[str]:
+    """Returns those flags, by the names of their parameters, that neither a file nor the environment has given."""
+    sources = {flag: context.get_parameter_source(flag) for flag in flags}
+    return [flag for flag, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from rpc.cli.bench import bench
 from rpc.cli.cache_sim import cache_sim
 from rpc.cli.chat import chat
 from rpc.cli.cluster import cluster
+from rpc.cli.defaults import on_command_line
 from rpc.cli.explain import explain
 from rpc.cli.gateway import gateway
 from rpc.cli.generate import generate
@@ -200,8 +201,12 @@ app.command()(models)
 app.command()(top)
 
 
+GPU_FLAGS = "gpu_memory_utilization", "tensor_parallel", "max_sequences", "max_batched_tokens"
+
+
 @app.command()
 def estimate(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="Model directory, GGUF file, a name on the hub, or `demo`.")] = "demo",
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
     kv_cache_dtype: Annotated[str, typer.Option(help="KV in auto (as --dtype), one of these, int8 or fp8.")] = "auto",
@@ -216,21 +221,49 @@ def estimate(
     length: Annotated[
         int | None, typer.Option(help="Tokens in a sequence. Unset: the model's context.", show_default=False)
     ] = None,
+    gpu_memory: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            show_default=False,
+            help="Estimate for a GPU with so many bytes, such as 24GiB, which need not be here: its steps, graphs and "
+            "sampler, and the KV that they leave room for. Unset: for this machine's memory.",
+        ),
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="With --gpu-memory: part of it that the engine may use.")
+    ] = 0.9,
+    tensor_parallel: Annotated[
+        int, typer.Option(help="With --gpu-memory: GPUs that compute the model together; sizes are of each.")
+    ] = 1,
+    max_sequences: Annotated[int, typer.Option(help="With --gpu-memory: sequences that run at once.")] = 256,
+    max_batched_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="With --gpu-memory: most tokens of a step. Unset: as `serve` chooses it for such a GPU.",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
     config: Config = None,
 ) -> None:
     """Compute the memory of a model's KV cache and weights: bytes a token, pages, sequences that fit.
 
-    Loads no weights.
+    Loads no weights, and needs no GPU to estimate for one.
     """
     from model.errors import CheckpointError
     from model.simulated.naming import is_simulated
-    from rpc.cli.estimate import show
+    from rpc.cli.estimate import Gpu, show
     from rpc.paths import model_directory
 
     try:
         if is_simulated(model):
             raise ValueError(f"--model {model} is simulated: its profile says how many pages it has")
+        if gpu_memory is None and (given := on_command_line(context, GPU_FLAGS)):
+            raise ValueError(f"--{given[0].replace('_', '-')} is of a GPU: it needs --gpu-memory")
+        if gpu_memory is not None and on_command_line(context, ("kv_cache_memory",)):
+            raise ValueError("--gpu-memory says what is left for KV: it takes no --kv-cache-memory")
         settings = ModelSettings(
             model,
             dtype=dtype,
@@ -238,8 +271,14 @@ def estimate(
             kv_cache_memory=kv_cache_memory,
             kv_cache_dtype=kv_cache_dtype,
             quantization=quantization,
+            gpu_memory_utilization=gpu_memory_utilization,
+            tensor_parallel=1 if gpu_memory is None else tensor_parallel,
         )
-        show(model_directory(model), settings, length, json)
+        gpu = None
+        if gpu_memory is not None:
+            scheduler = SchedulerSettings(max_batched_tokens=max_batched_tokens, max_sequences=max_sequences)
+            gpu = Gpu(gpu_memory, scheduler)
+        show(model_directory(model), settings, length, json, gpu)
     except (CheckpointError, ValueError) as error:
         _stop(error)
 

@@ -1,0 +1,125 @@
+"""Estimates the memory of a model on a GPU, without the device and without the weights.
+
+The engine's own code runs on tensors without numbers: the model is built from its config.json, and its largest steps
+are run as `model.gpu.working_memory` runs them on a device. All that torch would allocate is counted.
+"""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from model.backend import NoKernels, StepSizes
+from model.config import ModelConfig
+from model.footprint import shape_with_bytes
+from model.gpu.attention_backend import TritonAttention
+from model.gpu.backend import TritonBackend, why_no_kernels
+from model.gpu.graphs import graph_tokens
+from model.gpu.parts import with_kernels
+from model.gpu.unlaunched import ZeroAnswers, unlaunched
+from model.gpu.working_memory import WorkingMemory, measure_steps
+from model.parallel.collective import ONE_RANK, Ranks
+from model.parallel.shard import Shard
+from model.parallel.unconnected import Unconnected
+from model.settings import ModelSettings
+from model.weight_formats.scratch import Scratch
+
+META, HOST = torch.device("meta"), torch.device("cpu")
+BLOCK = 512
+"""Bytes to whose multiples torch's allocator of CUDA memory rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEstimate:
+    """Memory of an engine, or of each of its ranks, on a GPU.
+
+    Attributes:
+        weights: Bytes of the weights.
+        working: What steps take beside weights and KV.
+    """
+
+    weights: int
+    working: WorkingMemory
+
+
+class AllocationCounter(TorchDispatchMode):
+    """Counts the bytes of tensors that torch's operations make.
+
+    Attributes:
+        peak: The most that were there at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._now = 0
+        self._sizes: dict[int, int] = {}  # by storage
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = operation(*args, **(kwargs or {}))
+        for one in tree_leaves(made):
+            if isinstance(one, Tensor):
+                self._take(one)
+        return made
+
+    def _take(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes:
+            return
+        self._sizes[key] = size = -(-storage.nbytes() // BLOCK) * BLOCK
+        self._now += size
+        self.peak = max(self.peak, self._now)
+        weakref.finalize(storage, self._free, key)
+
+    def _free(self, key: int) -> None:
+        self._now -= self._sizes.pop(key)
+
+
+class CountedMemory:
+    """`DeviceMemory` of no device: what torch would allocate."""
+
+    def peak_of(self, work: Callable[[], object]) -> int:
+        with unlaunched(), ZeroAnswers(), AllocationCounter() as counter:
+            work()
+        return counter.peak
+
+
+def estimate_device(config: ModelConfig, settings: ModelSettings, sizes: StepSizes) -> DeviceEstimate:
+    """Estimates the memory of a model on a GPU.
+
+    Args:
+        config: Configuration of the model, undivided.
+        settings: Its types, page size, format of weights and degree of tensor parallelism.
+        sizes: Most of what a step has.
+
+    Raises:
+        NoKernels: There are no kernels for the model, or its steps cannot be run without numbers.
+        CheckpointError: See `build_model`.
+    """
+    dtype = config.dtype if settings.dtype == "auto" else settings.dtype
+    kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+    shard = Shard(0, settings.tensor_parallel)
+    own = shard.of(config)
+    layout = own.kv_layout(settings.page_size, kv_dtype)
+    if reason := why_no_kernels(own, layout):
+        raise NoKernels(reason)
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    maker = TritonBackend(dtype, kv_dtype, META, Scratch(torch_dtype, META)).maker
+
+    def attention() -> TritonAttention:
+        # On the host: plans have numbers.
+        return TritonAttention(layout, 1, own.heads, kv_dtype, HOST, dtype, own.scale, own.soft_cap)
+
+    with torch.inference_mode():
+        with unlaunched(), ZeroAnswers():
+            ranks = ONE_RANK if shard.size == 1 else Ranks(shard, Unconnected(shard))
+            decoder, weights = shape_with_bytes(config, torch_dtype, settings.quantization, maker, ranks, packs=False)
+            made = with_kernels(decoder)
+        recorded = graph_tokens(made, layout, sizes)
+        working = measure_steps(made, attention, layout, config.rotary_axes, CountedMemory(), sizes, recorded)
+    return DeviceEstimate(weights, working)
