@@ -224,9 +224,9 @@ def load_computer(
         windowed = own.kv_layout(settings.page_size, kv_dtype)
         # Tokens that are computed again need their place again, also behind a window.
         layout = windowed.without_windows() if recompute else windowed
-        sizes, working = StepSizes(rows, config.context, step_tokens), 0
-        if settings.kv_cache_memory is None:
-            working = _working_memory(directory, settings, backend, decoder, own, windowed, sizes)
+        sizes = StepSizes(rows, config.context, step_tokens)
+        # Also where the pool's size is set: it compiles the kernels of steps, and a step that does not fit is told.
+        working = _working_memory(directory, settings, backend, decoder, own, windowed, sizes)
         degree = f" 1/{ranks.shard.size}" if ranks.shard.size > 1 else ""
         numbers = f"{dtype} {settings.quantization} {kv_dtype} {device} {backend.numerics} {layout}{degree}"
         numerics = checkpoint_identity(directory) + numbers.encode()

@@ -144,10 +144,11 @@ class TritonBackend:
         while self._products:
             self._products.popitem()[1].run_all_rows(sizes.tokens)
         run_all_tiles(made, getattr(torch, self.dtype), tokens.device, sizes.tokens)
+        model: Model = made
         if reason := why_no_graphs(made):
             log.info("steps are run launch by launch, not as CUDA graphs: %s", reason)
-            return made
-        model = GraphDecoder(made, cast(TritonAttention, attention), sizes, CudaRecorder())
+        else:
+            model = GraphDecoder(made, cast(TritonAttention, attention), sizes, CudaRecorder())
         log.info("%d kernels were compiled", self.compilations.count)
         # By now the kernels of measured steps, graphs, mixtures and draws have run.
         self.compilations.expect_none()

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from cache_manager.layout import KVLayout
 from model import memory
+from model.backend import StepSizes
 from model.loading import load_computer
 from model.memory import MemoryFound, check_size, free_host_bytes, pool_pages, return_freed_memory
 from model.parallel.collective import ONE_RANK
+from model.reference.backend import TorchBackend
 from model.settings import ALONE, ModelSettings
 
 layouts = st.builds(
@@ -132,6 +134,18 @@ def test_loading_returns_freed_memory(tiny: Path) -> None:
     assert private_bytes() < before - BLOCK * BLOCKS // 2
     assert computer.pages
     assert all(block.all() for block in stay)
+
+
+@pytest.mark.parametrize("size", [None, 2**20])
+def test_the_largest_step_is_run_whatever_sets_the_size_of_the_pool(
+    size: int | None, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU that compiles its kernels."""
+    run = list[StepSizes]()
+    monkeypatch.setattr(TorchBackend, "working_memory", lambda *given: run.append(given[-1]) or 0)
+    settings = ModelSettings(str(tiny), device="cpu", backend="reference", kv_cache_memory=size)
+    computer = load_computer(tiny, settings, 3, False, ALONE, ONE_RANK, 40)
+    assert run == [StepSizes(3, computer.config.context, 40)]
 
 
 def test_nothing_happens_with_another_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
