@@ -13,6 +13,8 @@ from rpc.simulation.changes import Changes
 if TYPE_CHECKING:
     from scheduler.replaying import Recording
 
+EXCERPT_STEPS = 1000
+
 File = Annotated[
     Path,
     typer.Argument(exists=True, dir_okay=False, show_default=False, help="Recording of `quire serve --record`."),
@@ -35,7 +37,10 @@ def replay(
             "replay that.",
         ),
     ] = None,
-    excerpt_steps: Annotated[int, typer.Option(min=1, help="Number of steps that --excerpt writes.")] = 1000,
+    excerpt_steps: Annotated[
+        int | None,
+        typer.Option(min=1, show_default=False, help="Number of steps that --excerpt writes. Unset: 1000."),
+    ] = None,
     as_json: AsJson = False,
     **values: Any,
 ) -> None:
@@ -48,6 +53,8 @@ def replay(
     from scheduler.replaying import RecordingError, Replay
 
     changes = build(Changes, values)
+    if excerpt is None and excerpt_steps is not None:
+        fail(ValueError("--excerpt-steps is the length of an excerpt: it needs --excerpt"))
     if changes.any or replicas > 1:
         if excerpt is not None:
             fail(ValueError("--excerpt writes what was recorded: it takes no changed settings"))
@@ -59,7 +66,7 @@ def replay(
     try:
         recording = read_recording(file)
         if excerpt is not None:
-            recording = _written(recording, excerpt, excerpt_steps)
+            recording = _written(recording, excerpt, excerpt_steps or EXCERPT_STEPS)
         run = Replay(recording)
         found = run.run()
     except (OSError, RecordingError) as error:
@@ -94,14 +101,12 @@ def replay(
 
 def _written(recording: "Recording", path: Path, steps: int) -> "Recording":
     """Writes the last steps of a recording, and returns them. Raises OSError or RecordingError."""
-    from rpc.engines.recordings import write_recording
+    from rpc.engines.recordings import read_part, write_recording
     from scheduler.excerpt import last_steps
-    from scheduler.replaying import Recording
 
-    lines = last_steps(recording, steps)
-    write_recording(path, lines)
-    typer.echo(f"{path}: {sum(map(len, lines)):,} bytes", err=True)
-    return Recording.parse(lines)
+    write_recording(path, last_steps(recording, steps))
+    typer.echo(f"{path}: {path.stat().st_size:,} bytes", err=True)
+    return read_part(path)
 
 
 def _shown(value: Any) -> str:

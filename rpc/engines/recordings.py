@@ -134,13 +134,22 @@ def start_recorder(blueprint: Blueprint, settings: RecordSettings) -> Recorder |
 
 
 def write_recording(path: Path, lines: Iterable[str]) -> None:
-    """Writes the lines of a recording to a new file, for its owner alone.
+    """Writes the lines of a recording to a new file, for its owner alone. Where that fails, no file is left.
+
+    Args:
+        path: The file.
+        lines: Are asked for once the file is there.
 
     Raises:
-        OSError: It cannot be made, or there is a file already.
+        OSError: It cannot be made or written, or there is a file already.
     """
-    with os.fdopen(_new_file(path), "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(lines)
+    descriptor = _new_file(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(lines)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def read_recording(path: Path) -> Recording:

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from rpc.engines.recordings import (
     read_part,
     read_recording,
     start_recorder,
+    write_recording,
 )
 from rpc.link.coalesce import LOCAL_BITS
 from rpc.settings import EngineConfig
@@ -265,6 +267,18 @@ def test_an_excerpt_is_written_and_replayed(recorded: Path) -> None:
         1, "quire: --excerpt writes what was recorded: it takes no changed settings\n",
     )  # fmt: skip
     assert not recorded.with_name("other.rec").exists()
+    alone = run("replay", str(recorded), "--excerpt-steps", "3")
+    assert alone.stderr == "quire: --excerpt-steps is the length of an excerpt: it needs --excerpt\n"
+
+
+def test_what_cannot_be_written_whole_leaves_no_file(tmp_path: Path) -> None:
+    def lines() -> Iterator[str]:
+        yield "a header\n"
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        write_recording(tmp_path / "excerpt.rec", lines())
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_early_end_is_told(tmp_path: Path) -> None:

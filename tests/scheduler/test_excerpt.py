@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from scheduler.excerpt import last_steps
 from scheduler.replaying import Recording, RecordingError, Replay
-from tests.scheduler.recorded import RecordedDriver, driven
+from tests.scheduler.recorded import RecordedDriver, driven, played, with_drafts
 from tests.scheduler.test_recording import conversation
 from tests.scheduler.workloads import Workload, workloads
 from tests.support.examples import examples
+from tests.support.swaps import always_swap
 
 few = settings(max_examples=examples(60), deadline=None)
 
@@ -64,7 +65,30 @@ def test_a_difference_before_the_excerpt_is_an_error() -> None:
     lines[place] = re.sub(r'"grown":[^"]*', '"grown":[[0,0,0,49]],', lines[place])
     recording = Recording.parse(lines)
     assert Replay(recording).run() is not None
-    with pytest.raises(RecordingError, match="its replay differs at step 0"):
-        last_steps(recording, 2)
+    with pytest.raises(RecordingError, match="its replay differs at step 0 already: ask for more steps"):
+        list(last_steps(recording, 2))
     found = Recording.parse(last_steps(recording, 10**6))
     assert Replay(found).run() is not None, "the difference is what such a recording is kept for"
+
+
+@pytest.mark.parametrize("line", ["garbage\n", "[1, 2]\n", "7\n", "[" * 10_000 + "\n"])
+def test_a_line_that_is_no_call_is_an_error(line: str) -> None:
+    lines = driven(conversation())
+    recording = Recording.parse([*lines[:-3], line, *lines[-3:]])
+    with pytest.raises(RecordingError, match=r"line \d+ is no JSON object"):
+        list(last_steps(recording, 2))
+
+
+@few
+@given(workloads(resumed=True), st.integers(1, 30), st.integers(1, 40))
+def test_an_excerpt_may_have_a_host_tier(workload: Workload, steps: int, slots: int) -> None:
+    lines = played(workload, slots=slots)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        always_swap(monkeypatch)
+        check(Recording.parse(lines), steps)
+
+
+@few
+@given(workloads(cancels=True), st.integers(1, 30), st.integers(1, 5))
+def test_so_may_one_with_drafts(workload: Workload, steps: int, drafts: int) -> None:
+    check(Recording.parse(played(with_drafts(workload, drafts), tokens=True)), steps)

@@ -33,10 +33,12 @@ class OrderedLedger(Ledger):
 
     Attributes:
         seen: Tokens by request and sequence.
+        most_outputs: Outputs of engines after which the simulation counts as stuck.
     """
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
+        self.most_outputs = math.inf
         self.reasons = Once()
         self.seen: dict[int, Counter[int]] = defaultdict(Counter)
         self._newest = dict(enumerate(range(count)))  # attempt of each request
@@ -48,6 +50,8 @@ class OrderedLedger(Ledger):
         return attempt
 
     def take(self, outputs: StepOutputs, now: float) -> tuple[Floats, Floats]:
+        self.most_outputs -= 1
+        law(self.most_outputs >= 0, "engines go on and on, and requests are open")
         each = self._check_attempts(outputs.attempts)
         values = (outputs.indices.tolist(), outputs.positions.tolist(), outputs.tokens.tolist())
         for request, index, position, token in zip(each, *values, strict=True):
