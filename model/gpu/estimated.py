@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from model.backend import NoKernels, StepSizes
 from model.config import ModelConfig
+from model.errors import CheckpointError
 from model.footprint import shape_with_bytes
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.backend import TritonBackend, why_no_kernels
@@ -39,7 +40,7 @@ class DeviceEstimate:
     """Memory of an engine, or of each of its ranks, on a GPU.
 
     Attributes:
-        weights: Bytes of the weights.
+        weights: Bytes of the weights, and of what is made with them: tables of angles, room to unpack weights in.
         working: What steps take beside weights and KV.
     """
 
@@ -52,32 +53,35 @@ class AllocationCounter(TorchDispatchMode):
 
     Attributes:
         peak: The most that were there at once.
+        now: Those that are there.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak = self._now = 0
+        self.peak = self.now = 0
         self._sizes: dict[int, int] = {}  # by storage
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = operation(*args, **(kwargs or {}))
+        given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
         for one in tree_leaves(made):
             if isinstance(one, Tensor):
-                self._take(one)
+                self._take(one, given)
         return made
 
-    def _take(self, tensor: Tensor) -> None:
+    def _take(self, tensor: Tensor, given: set[int]) -> None:
+        """Counts a tensor that has memory of its own: that of an operation's arguments was there before."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._sizes:
+        if key in self._sizes or key in given:
             return
         self._sizes[key] = size = -(-storage.nbytes() // BLOCK) * BLOCK
-        self._now += size
-        self.peak = max(self.peak, self._now)
+        self.now += size
+        self.peak = max(self.peak, self.now)
         weakref.finalize(storage, self._free, key)
 
     def _free(self, key: int) -> None:
-        self._now -= self._sizes.pop(key)
+        self.now -= self._sizes.pop(key)
 
 
 class CountedMemory:
@@ -90,7 +94,7 @@ class CountedMemory:
 
 
 def estimate_device(config: ModelConfig, settings: ModelSettings, sizes: StepSizes) -> DeviceEstimate:
-    """Estimates the memory of a model on a GPU.
+    """Estimates the memory of a model on a GPU, one without products of float8: it unpacks such weights.
 
     Args:
         config: Configuration of the model, undivided.
@@ -98,8 +102,8 @@ def estimate_device(config: ModelConfig, settings: ModelSettings, sizes: StepSiz
         sizes: Most of what a step has.
 
     Raises:
-        NoKernels: There are no kernels for the model, or its steps cannot be run without numbers.
-        CheckpointError: See `build_model`.
+        NoKernels: There are no kernels for the model.
+        CheckpointError: See `build_model`; or its steps cannot be run without numbers.
     """
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
@@ -115,11 +119,17 @@ def estimate_device(config: ModelConfig, settings: ModelSettings, sizes: StepSiz
         # On the host: plans have numbers.
         return TritonAttention(layout, 1, own.heads, kv_dtype, HOST, dtype, own.scale, own.soft_cap)
 
-    with torch.inference_mode():
-        with unlaunched(), ZeroAnswers():
-            ranks = ONE_RANK if shard.size == 1 else Ranks(shard, Unconnected(shard))
-            decoder, weights = shape_with_bytes(config, torch_dtype, settings.quantization, maker, ranks, packs=False)
-            made = with_kernels(decoder)
-        recorded = graph_tokens(made, layout, sizes)
-        working = measure_steps(made, attention, layout, config.rotary_axes, CountedMemory(), sizes, recorded)
+    ranks = ONE_RANK if shard.size == 1 else Ranks(shard, Unconnected(shard))
+    try:
+        with torch.inference_mode():
+            with unlaunched(), ZeroAnswers(), AllocationCounter() as counter:
+                built, held = shape_with_bytes(config, torch_dtype, settings.quantization, maker, ranks, packs=False)
+                decoder = with_kernels(built)
+            # Experts that are alike are made once without numbers, and held as often as they are.
+            weights, recorded = max(held, counter.now), graph_tokens(decoder, layout, sizes)
+            working = measure_steps(decoder, attention, layout, config.rotary_axes, CountedMemory(), sizes, recorded)
+    except CheckpointError:
+        raise
+    except Exception as error:  # as where weights are loaded
+        raise CheckpointError(f"its steps cannot be run without numbers: {error!r:.200}") from error
     return DeviceEstimate(weights, working)

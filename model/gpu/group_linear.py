@@ -100,7 +100,9 @@ def pack_pairs(numbers: Tensor) -> Tensor:
     """
     if numbers.dtype == torch.float32:
         return numbers.T
-    return F.pad(numbers, (0, numbers.shape[1] % 2)).contiguous().view(torch.int32).T
+    # Flat: torch takes any stride of a single output as contiguous, and views no other type through it.
+    pairs = F.pad(numbers, (0, numbers.shape[1] % 2)).flatten().view(torch.int32)
+    return pairs.view(len(numbers), -1).T
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ See = Callable[[str, Mapping[str, Any]], object]
 
 
 class ZeroAnswers(TorchDispatchMode):
-    """ZeroAnswers questions for a number with 0, where a model of tensors without numbers is made or run."""
+    """Answers questions for a number with 0, where a model of tensors without numbers is made or run."""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return 0 if operation in ANSWERS else operation(*args, **(kwargs or {}))

@@ -111,7 +111,8 @@ WHERE_ANY = ("state_bytes", "checkpoint_tokens", "image_bytes")
 
 def _on_host(config: ModelConfig, settings: ModelSettings, dtype: str) -> dict[str, int]:
     """Returns what weights and KV take of this machine's memory, in bytes."""
-    weights, memory = weight_bytes(config, dtype, settings.quantization, packs=True), settings.kv_cache_memory
+    packs = None if dtype == "float16" else True  # in which there are no kernels
+    weights, memory = weight_bytes(config, dtype, settings.quantization, packs), settings.kv_cache_memory
     if memory is None:
         memory = max(0, int((free_host_bytes() - weights) * HOST_FRACTION))
     return {"weight_bytes": weights, "memory_bytes": memory}
@@ -119,7 +120,10 @@ def _on_host(config: ModelConfig, settings: ModelSettings, dtype: str) -> dict[s
 
 def _on_gpu(config: ModelConfig, settings: ModelSettings, gpu: Gpu) -> dict[str, int]:
     """Returns what takes how many bytes of a GPU, and what is left for KV. Raises as `estimate`."""
-    from model.gpu.estimated import estimate_device
+    try:
+        from model.gpu.estimated import estimate_device
+    except ImportError as error:  # there is no Triton but on Linux
+        raise ValueError(f"--gpu-memory needs Quire's kernels for a GPU: {error.name} is not installed") from None
     from model.loading import check_division
     from rpc.engines.device_defaults import device_defaults
 

@@ -263,7 +263,12 @@ def estimate(
         if gpu_memory is None and (given := on_command_line(context, GPU_FLAGS)):
             raise ValueError(f"--{given[0].replace('_', '-')} is of a GPU: it needs --gpu-memory")
         if gpu_memory is not None and on_command_line(context, ("kv_cache_memory",)):
-            raise ValueError("--gpu-memory says what is left for KV: it takes no --kv-cache-memory")
+            if on_command_line(context, ("gpu_memory",)):
+                raise ValueError("--gpu-memory says what is left for KV: it takes no --kv-cache-memory")
+            gpu_memory = None
+        if gpu_memory is not None and gpu_memory < 1:
+            raise ValueError(f"--gpu-memory is {gpu_memory} bytes, must be at least 1")
+        of_gpu: dict[str, Any] = {"gpu_memory_utilization": gpu_memory_utilization, "tensor_parallel": tensor_parallel}
         settings = ModelSettings(
             model,
             dtype=dtype,
@@ -271,8 +276,7 @@ def estimate(
             kv_cache_memory=kv_cache_memory,
             kv_cache_dtype=kv_cache_dtype,
             quantization=quantization,
-            gpu_memory_utilization=gpu_memory_utilization,
-            tensor_parallel=1 if gpu_memory is None else tensor_parallel,
+            **({} if gpu_memory is None else of_gpu),
         )
         gpu = None
         if gpu_memory is not None:

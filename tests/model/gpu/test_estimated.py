@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,11 +21,12 @@ from model.gpu.estimated import BLOCK, HOST, META, AllocationCounter, CountedMem
 from model.gpu.graphs import graph_tokens
 from model.gpu.parts import with_kernels
 from model.gpu.unlaunched import unlaunched
-from model.gpu.working_memory import measure_steps
+from model.gpu.working_memory import WorkingMemory, measure_steps
 from model.parallel.collective import ONE_RANK
 from model.settings import ModelSettings
 from model.weight_formats.scratch import Scratch
 from rpc.cli.main import app
+from rpc.paths import model_directory
 from tests.model.families import checkpoints
 from tests.model.families.cases import BY_NAME, CASES, Case
 from tests.support.marks import few
@@ -70,6 +72,8 @@ def test_tensors_count_from_their_making_to_their_end() -> None:
         assert len(c) > len(d)
 
     assert CountedMemory().peak_of(work) == 4 * MIB
+    old = torch.empty(MIB, dtype=torch.uint8, device=META)
+    assert CountedMemory().peak_of(lambda: old.view(-1)[10:]) == 0, "its memory was there before"
     assert CountedMemory().peak_of(lambda: torch.empty(1, device=META)) == BLOCK
     assert CountedMemory().peak_of(lambda: None) == 0
 
@@ -79,6 +83,9 @@ def test_an_h200_measured_what_is_estimated(tmp_path: Path) -> None:
     found = estimated(written(tmp_path, QWEN3_06B), "--gpu-memory", "139.8GiB")
     measured = {"weight_bytes": 1.1, "step_bytes": 0.5, "graph_bytes": 0.6}
     assert {name: round(found[name] / 2**30, 1) for name in measured} == measured
+    angles = 2 * 40_960 * 64 * 2  # sines and cosines
+    weights = weight_bytes(read_config(tmp_path), "bfloat16", packs=False)
+    assert found["weight_bytes"] == pytest.approx(weights + angles, abs=MIB)
     assert found["step_tokens"] == 8192
     assert found["memory_bytes"] / 2**30 == pytest.approx(121, rel=0.01)
 
@@ -118,7 +125,7 @@ QUICK = ("llama", "gemma2", "gemma4", "mixtral", "qwen3.5", "mamba2", "deepseek-
 
 
 def sizes(config: ModelConfig) -> StepSizes:
-    return StepSizes(40, config.context, 64)
+    return StepSizes(40, config.context, 256)  # more tokens than products in few bits take at once
 
 
 @few("case", CASES, QUICK)
@@ -131,10 +138,27 @@ def test_models_of_all_families_are_estimated(case: Case, tmp_path: Path) -> Non
                 estimate_device(config, settings, sizes(config))
             return
         found = estimate_device(config, settings, sizes(config))
-        if quantization is None:
-            assert found.weights == weight_bytes(config, "bfloat16", packs=False)
-        assert found.working.step > 64 * config.hidden * 2
+        assert found.weights >= weight_bytes(config, "bfloat16", quantization, packs=False)
         assert found.working.sampler > 0
+
+
+QUANTIZED = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "gptq in another order": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+}
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_quantized_checkpoints_are_estimated(kind: str, tmp_path: Path) -> None:
+    values = LLAMA_8B | {"num_hidden_layers": 2, "torch_dtype": "float16", "quantization_config": QUANTIZED[kind]}
+    config = read_config(written(tmp_path, values))
+    found = estimate_device(config, ModelSettings(), StepSizes(40, config.context, 2048))
+    stored = weight_bytes(config, "float16", packs=False)
+    assert stored < found.weights < stored + 200 * MIB, "with angles and room to unpack in"
+    plain = read_config(written(tmp_path, {**values, "quantization_config": None}))
+    assert found.weights < estimate_device(plain, ModelSettings(), StepSizes(40, config.context, 2048)).weights
 
 
 class Allocated:
@@ -154,18 +178,24 @@ def test_steps_take_the_same_with_numbers(case: Case, tmp_path: Path, monkeypatc
         return
     monkeypatch.setattr("model.gpu.attention_backend.PARTS_BYTES", 2**16)  # else they hide all the rest
     monkeypatch.setattr("model.layers.onednn_multiplies", lambda _: False)  # weights as a GPU has them
-    maker = TritonBackend("float32", "float32", HOST, Scratch(torch.float32, HOST)).maker
-    checkpoint = open_checkpoint(tmp_path, config, False, None)
-    decoder = with_kernels(load_model(config, checkpoint, torch.float32, HOST, None, maker, ONE_RANK))
 
     def attention() -> TritonAttention:
         return TritonAttention(layout, 1, config.heads, "float32", HOST, "float32", config.scale, config.soft_cap)
 
-    with torch.inference_mode():
-        recorded = graph_tokens(decoder, layout, most)
-        real = measure_steps(decoder, attention, layout, config.rotary_axes, Allocated(), most, recorded)
-    found = estimate_device(config, ModelSettings(dtype="float32"), most).working
-    assert found == real
+    for quantization in (None, "int8"):
+        maker = TritonBackend("float32", "float32", HOST, Scratch(torch.float32, HOST)).maker
+        checkpoint = open_checkpoint(tmp_path, config, False, None)
+        decoder = with_kernels(load_model(config, checkpoint, torch.float32, HOST, quantization, maker, ONE_RANK))
+        with torch.inference_mode():
+            recorded = graph_tokens(decoder, layout, most)
+            real = measure_steps(decoder, attention, layout, config.rotary_axes, Allocated(), most, recorded)
+        settings = ModelSettings(dtype="float32", quantization=quantization)
+        found = estimate_device(config, settings, most).working
+        assert found.sampler == real.sampler
+        # A device has its own copy of positions, which lie on the host already here.
+        copied = 8 * most.tokens * (1 + config.rotary_axes)
+        assert real.step <= found.step <= real.step + copied, quantization
+        assert real.graphs <= found.graphs <= real.graphs + copied, quantization
 
 
 def test_what_has_no_kernels_is_named(tmp_path: Path) -> None:
@@ -180,12 +210,55 @@ def test_what_has_no_kernels_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_what_cannot_be_run_without_numbers_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(*_: object) -> WorkingMemory:
+        raise RuntimeError("no numbers")
+
+    monkeypatch.setattr("model.gpu.estimated.measure_steps", measure)
+    done = run("--model", str(written(tmp_path, QWEN3_06B)), "--gpu-memory", "24GB")
+    assert (done.exit_code, done.stderr) == (
+        1,
+        "quire: its steps cannot be run without numbers: RuntimeError('no numbers')\n",
+    )
+
+
+def test_a_machine_without_triton_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "model.gpu.estimated")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in [name for name in sys.modules if name.startswith("model.gpu.")]:
+        monkeypatch.delitem(sys.modules, name)
+    done = run("--model", "demo", "--gpu-memory", "24GB")
+    assert (done.exit_code, done.stderr) == (
+        1,
+        "quire: --gpu-memory needs Quire's kernels for a GPU: triton is not installed\n",
+    )
+
+
+def test_the_command_line_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_GPU_MEMORY", "24GB")
+    monkeypatch.setenv("QUIRE_GPU_MEMORY_UTILIZATION", "0.5")
+    there = estimated(written(tmp_path, QWEN3_06B))
+    assert there["usable_bytes"] == 12 * 2**30
+    assert "usable_bytes" not in estimated(tmp_path, "--kv-cache-memory", "1GB")
+    monkeypatch.delenv("QUIRE_GPU_MEMORY")
+    monkeypatch.setenv("QUIRE_GPU_MEMORY_UTILIZATION", "2")
+    assert "usable_bytes" not in estimated(tmp_path)
+
+
+@pytest.mark.parametrize(("dtype", "copied"), [("float32", True), ("bfloat16", True), ("float16", False)])
+def test_a_tied_output_layer_is_copied_where_a_cpu_has_kernels(dtype: str, copied: bool) -> None:
+    found = estimated(Path("demo"), "--dtype", dtype)["weight_bytes"]
+    config = read_config(model_directory("demo"))
+    assert found == weight_bytes(config, dtype, packs=copied)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--gpu-memory", "8GB"), "mostly weights, and its steps take .* nothing is left for KV"),
         (("--gpu-memory", "24GB", "--tensor-parallel", "3"), "--tensor-parallel is 3: the model has 32 heads"),
         (("--gpu-memory", "24GB", "--kv-cache-memory", "1GB"), "it takes no --kv-cache-memory"),
+        (("--gpu-memory", "0"), "--gpu-memory is 0 bytes, must be at least 1"),
         (("--gpu-memory", "24GB", "--max-sequences", "0"), "--max-sequences is 0, must be in"),
         (("--max-batched-tokens", "64"), "--max-batched-tokens is of a GPU: it needs --gpu-memory"),
         (("--tensor-parallel", "2"), "--tensor-parallel is of a GPU: it needs --gpu-memory"),
