@@ -10,7 +10,7 @@ from model.config import ModelConfig
 from model.decoder import Decoder
 from model.errors import CheckpointError
 from model.parallel.collective import ONE_RANK, Ranks
-from model.tensors import ProductMaker, Tensors
+from model.tensors import Held, ProductMaker, Tensors
 from model.weight_formats.registry import open_weight_format
 from model.weights import MOST_TENSORS
 
@@ -63,22 +63,22 @@ def shape_of(
     Raises:
         CheckpointError: See `build_model`.
     """
-    return shape_with_bytes(config, dtype, quantization, maker, ranks)[0]
+    return shape_with_weights(config, dtype, quantization, maker, ranks)[0]
 
 
-def shape_with_bytes(
+def shape_with_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     quantization: str | None = None,
     maker: ProductMaker | None = None,
     ranks: Ranks = ONE_RANK,
     packs: bool | None = None,
-) -> tuple[Decoder, int]:
-    """Builds a model as `shape_of`. packs: see `Tensors`. Returns it, and the bytes that its weights take."""
+) -> tuple[Decoder, Held]:
+    """Builds a model as `shape_of`. packs: see `Tensors`. Returns it, and what its weights take."""
     weights = open_weight_format(config, quantization)
     tensors = Tensors(Shapes(), dtype, torch.device("meta"), weights, maker, ranks, packs)
     with torch.inference_mode():
-        return build_model(config, tensors), tensors.held.bytes
+        return build_model(config, tensors), tensors.held
 
 
 def weight_bytes(config: ModelConfig, dtype: str, quantization: str | None = None, packs: bool | None = None) -> int:
@@ -93,4 +93,4 @@ def weight_bytes(config: ModelConfig, dtype: str, quantization: str | None = Non
     Raises:
         CheckpointError: See `build_model`.
     """
-    return shape_with_bytes(config, getattr(torch, dtype), quantization, packs=packs)[1]
+    return shape_with_weights(config, getattr(torch, dtype), quantization, packs=packs)[1].bytes

@@ -46,9 +46,20 @@ class ProductMaker(Protocol):
 
 @dataclass
 class Held:
-    """Bytes of the weights that the layers keep."""
+    """Bytes of the weights that the layers keep.
+
+    Attributes:
+        bytes: All of them.
+        repeated: Those of parts that are not made, where tensors have no numbers and others are alike.
+    """
 
     bytes: int = 0
+    repeated: int = 0
+
+    def repeat(self, size: int) -> None:
+        """Adds a part like one that was made."""
+        self.bytes += size
+        self.repeated += size
 
 
 class Tensors:
@@ -225,7 +236,7 @@ class Tensors:
             formats, before = [self._weights.for_linear(view.prefix + name) for name in names], self.held.bytes
             for others, part, size in made:
                 if all(one is other for one, other in zip(formats, others, strict=True)):
-                    self.held.bytes += size
+                    self.held.repeat(size)
                     parts.append(part)
                     break
             else:
@@ -275,7 +286,7 @@ class Tensors:
             own = None if biases is None else torch.cat([biases[number, run] for run in runs])
             made.append(self._product(weight_format, parts, own, gated))
         if alike:
-            self.held.bytes += (count - 1) * (self.held.bytes - before)
+            self.held.repeat((count - 1) * (self.held.bytes - before))
             return made * count
         return made
 

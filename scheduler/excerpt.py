@@ -17,7 +17,8 @@ def last_steps(recording: Recording, steps: int) -> Iterator[str]:
         steps: Number of the last steps; of a shorter recording the result has all.
 
     Raises:
-        RecordingError: The replay up to there differs, its scheduler has what no snapshot has, or a line is no call.
+        RecordingError: The replay up to there differs, its scheduler has what no snapshot has, or a line is no JSON
+            object.
     """
     planned = [number for number, call in recording.calls() if call.get("plan") is not None]
     begin = planned[-steps] - 2 if len(planned) > steps else 0  # the first line is the header

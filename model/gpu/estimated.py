@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from model.backend import NoKernels, StepSizes
 from model.config import ModelConfig
 from model.errors import CheckpointError
-from model.footprint import shape_with_bytes
+from model.footprint import shape_with_weights
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.backend import TritonBackend, why_no_kernels
 from model.gpu.graphs import graph_tokens
@@ -123,10 +123,9 @@ def estimate_device(config: ModelConfig, settings: ModelSettings, sizes: StepSiz
     try:
         with torch.inference_mode():
             with unlaunched(), ZeroAnswers(), AllocationCounter() as counter:
-                built, held = shape_with_bytes(config, torch_dtype, settings.quantization, maker, ranks, packs=False)
+                built, held = shape_with_weights(config, torch_dtype, settings.quantization, maker, ranks, packs=False)
                 decoder = with_kernels(built)
-            # Experts that are alike are made once without numbers, and held as often as they are.
-            weights, recorded = max(held, counter.now), graph_tokens(decoder, layout, sizes)
+            weights, recorded = counter.now + held.repeated, graph_tokens(decoder, layout, sizes)
             working = measure_steps(decoder, attention, layout, config.rotary_axes, CountedMemory(), sizes, recorded)
     except CheckpointError:
         raise

@@ -102,7 +102,7 @@ def pack_pairs(numbers: Tensor) -> Tensor:
         return numbers.T
     # Flat: torch takes any stride of a single output as contiguous, and views no other type through it.
     pairs = F.pad(numbers, (0, numbers.shape[1] % 2)).flatten().view(torch.int32)
-    return pairs.view(len(numbers), -1).T
+    return pairs.view(len(numbers), -(-numbers.shape[1] // 2)).T
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -260,12 +260,12 @@ def estimate(
     try:
         if is_simulated(model):
             raise ValueError(f"--model {model} is simulated: its profile says how many pages it has")
-        if gpu_memory is None and (given := on_command_line(context, GPU_FLAGS)):
-            raise ValueError(f"--{given[0].replace('_', '-')} is of a GPU: it needs --gpu-memory")
         if gpu_memory is not None and on_command_line(context, ("kv_cache_memory",)):
             if on_command_line(context, ("gpu_memory",)):
                 raise ValueError("--gpu-memory says what is left for KV: it takes no --kv-cache-memory")
             gpu_memory = None
+        if gpu_memory is None and (given := on_command_line(context, GPU_FLAGS)):
+            raise ValueError(f"--{given[0].replace('_', '-')} is of a GPU: it needs --gpu-memory")
         if gpu_memory is not None and gpu_memory < 1:
             raise ValueError(f"--gpu-memory is {gpu_memory} bytes, must be at least 1")
         of_gpu: dict[str, Any] = {"gpu_memory_utilization": gpu_memory_utilization, "tensor_parallel": tensor_parallel}

@@ -142,6 +142,23 @@ def test_models_of_all_families_are_estimated(case: Case, tmp_path: Path) -> Non
         assert found.working.sampler > 0
 
 
+MIXTRAL = LLAMA_8B | {
+    "architectures": ["MixtralForCausalLM"], "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "vocab_size": 32_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_all_experts_of_a_mixture_count(quantization: str | None, tmp_path: Path) -> None:
+    config = read_config(written(tmp_path, MIXTRAL))
+    settings = ModelSettings(quantization=quantization)
+    found = estimate_device(config, settings, StepSizes(40, config.context, 2048)).weights
+    angles = 2 * 131_072 * 64 * 2
+    room = 0 if quantization is None else 64 * MIB
+    stored = weight_bytes(config, "bfloat16", quantization, packs=False)
+    assert stored + angles <= found <= stored + angles + room + MIB
+
+
 QUANTIZED = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
     "gptq in another order": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True},
