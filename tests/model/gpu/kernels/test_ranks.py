@@ -59,6 +59,13 @@ def choose(
     return choose_backend(config, settings, dtype, kv_dtype, device, ranks)
 
 
+class NoMemory:
+    """`DeviceMemory` that is not measured: there is no device."""
+
+    def peak_of(self, work: Callable[[], object]) -> int:
+        return 0
+
+
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the back end open where kernels run in the interpreter, one at a time.
@@ -79,6 +86,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_backend, "tuning_for", lambda *_: SMALL)
     monkeypatch.setattr("model.layers.onednn_multiplies", lambda _: False)  # weights as a GPU has them
     monkeypatch.setattr(gpu_backend, "run_all_tiles", lambda *_: None)  # there is nothing to compile
+    monkeypatch.setattr(gpu_backend, "CudaMemory", NoMemory)
     monkeypatch.setattr(loading, "choose_backend", choose)
 
 
