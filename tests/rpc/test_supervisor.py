@@ -78,7 +78,7 @@ async def test_streams_of_a_dead_engine_go_on_with_a_new_one_which_serves_under_
         await eventually(lambda: rig.host.launches == 2)
         assert not rig.frontend.health()
         waits = asyncio.create_task(run_to_its_end(rig.frontend, Spec("new")))
-        await eventually(lambda: rig.frontend.live_requests == 3)
+        await eventually(lambda: rig.frontend.dispatch.parked == 3)  # the last one is prepared, and waits
         refused = await refusal(rig.frontend, Spec("cat"))
         assert (refused.code, refused.reason) == ("UNAVAILABLE", "STARTING")
         assert refused.retry_after is not None
