@@ -142,15 +142,17 @@ class PrefixCache:
         for page in pages.tolist() if self.slid else ():
             self.slid.pop(page, None)
 
-    def evict(self, count: int, now: float) -> Pages:
+    def evict(self, count: int, now: float, ahead: int = 0) -> Pages:
         """Evicts at least `count` cached pages.
 
         Args:
             count: Pages needed, at most `cached`.
             now: Seconds on the scheduler's clock.
+            ahead: Most pages beyond these that go along, where they are in the run that the policy chooses last. None
+                do where pages that left a window suffice.
 
         Returns:
-            The pages, which are free. A run of nodes with several groups may bring more than `count`.
+            The pages, which are free: more than `count` by up to `ahead`, and by the other groups' pages of a node.
 
         Raises:
             LedgerError: `cached` counts pages that do not exist.
@@ -165,7 +167,7 @@ class PrefixCache:
                 born.append(self.index.born[self.index.node_of[pages]])
                 self._evict_slid(pages)
             elif len(self.policy):
-                run = self._idle_run(self.policy.choose(-(-left // len(self.index.pages))))
+                run = self._idle_run(self.policy.choose(-(-(left + ahead) // len(self.index.pages))))
                 pages = self.index.pages_of(run[::-1])
                 born.append(self.index.born[self.index.node_of[pages]])
                 self._not_slid(pages)

@@ -17,6 +17,8 @@ from cache_manager.prefix import NONE, PrefixIndex
 from cache_manager.runs import Nodes
 from cache_manager.tier import HostTier
 
+AHEAD_PART = 512  # an eviction frees up to 1 / this of the pool ahead of need
+
 
 class PagePool:
     """All pages of an engine: allocator, prefix cache and host tier together, in step with the plans.
@@ -58,6 +60,9 @@ class PagePool:
         self.changes = PageChanges()
         self.quarantined: set[int] = set()
         self.now, self.step = 0.0, 0
+        # An eviction takes its time by the run, not by the page. The next pages to be lacking come from the run that is
+        # of least worth now, which mostly is of least worth then: so they go along with those lacking now.
+        self._ahead = size // AHEAD_PART
         self._sources: dict[int, int] = {}  # page -> copies that read it in the step that is being planned
 
     @property
@@ -92,7 +97,7 @@ class PagePool:
         if short > 0:
             if short > self.prefix.cached:
                 return None
-            self._free(self.prefix.evict(short, self.now))
+            self._free(self.prefix.evict(short, self.now, self._ahead))
         return self.allocator.take(count)
 
     def hold(self, nodes: Sequence[int], pages: Pages) -> None:

@@ -8,7 +8,9 @@ import argparse
 import time
 from collections.abc import Callable
 from random import Random
+from unittest.mock import patch
 
+from cache_manager import pool
 from cache_manager.policies import POLICIES
 from tests.cache_manager.driver import CacheDriver
 from tests.cache_manager.play import PAGE_SIZES, Player
@@ -30,7 +32,9 @@ def episode(
     windows = draw(rng, page_size, kinds)
     policy = POLICIES[rng.choice(sorted(POLICIES))]
     pages, rows = rng.randrange(4 * windows.groups, 24 * windows.groups), rng.randrange(2, 7)
-    world = CacheDriver(page_size, pages, rows, collisions=collisions, make_policy=policy, windows=windows)
+    # The share of the pool that evictions free ahead: pools as small as these would have none.
+    with patch.object(pool, "AHEAD_PART", Random(~seed).choice((2, 8, pool.AHEAD_PART))):
+        world = CacheDriver(page_size, pages, rows, collisions=collisions, make_policy=policy, windows=windows)
     player = Player(world, rng, 6 if windows.any else 4, trouble=rng.random() < 0.5)
     for i in range(operations):
         player.move()

@@ -8,8 +8,10 @@ import pytest
 from cache_manager.cached import LIFETIMES, Cause
 from cache_manager.eviction import LeastRecentlyUsed
 from cache_manager.policies import POLICIES
+from cache_manager.pool import AHEAD_PART
 from tests.cache_manager.sample import leave, match, start
-from tests.cache_manager.sequences import make_manager
+from tests.cache_manager.sequences import make_manager, make_windowed
+from tests.cache_manager.windows import Windows
 
 A, B = [1, 1, 1, 1, 1, 1], [2, 2, 2, 2, 2, 2]
 
@@ -73,6 +75,37 @@ def test_a_cache_shrinks_to_what_is_asked_and_what_it_gives_up_is_free(most):
     manager.pool.shrink_cache(most)
     assert found(manager, A) == [2 * most]
     assert (manager.prefix.cached, manager.pool.free, manager.allocator.free) == (most, 4, 4 - most)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values())
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("lacking", [2, 3])
+def test_an_eviction_from_a_large_pool_frees_a_few_more_pages_of_the_same_run(policy, groups, lacking):
+    """So the next sequences that lack a page find one free. By `reuse` a request's last page is a run of its own."""
+    manager = make_manager(page_size=2, pages=4 * AHEAD_PART, rows=2, groups=groups, make_policy=policy)
+    first, second, nodes, ahead = [1] * 20, [2] * 20, 4 * AHEAD_PART // groups, 4 // groups
+    for tokens in (first, second, range(3, 3 + 2 * (nodes - 20))):
+        leave(manager, tokens)
+    assert manager.grow(0, 0, 2 * lacking)
+    assert found(manager, first, second) == [20 - 2 * (lacking + ahead), 20]
+    assert (manager.allocator.free, manager.prefix.evicted[Cause.CAPACITY]) == (4, lacking * groups + 4)
+    assert manager.grow(0, 2 * lacking, 2 * (lacking + ahead))
+    assert found(manager, first) == [20 - 2 * (lacking + ahead)]
+    left = 10 - lacking - ahead
+    assert manager.grow(1, 0, 2 * left), "what is left of the run are those that are lacking: none is ahead"
+    assert found(manager, first, second) == [0, 20]
+
+
+def test_pages_that_left_a_window_are_not_evicted_ahead():
+    """A sequence that goes on reads those after them, and others may yet begin with them."""
+    manager = make_windowed(page_size=1, pages=4 * AHEAD_PART, rows=3, windows=Windows((4,)))
+    start(manager, 0, range(40))
+    manager.published.publish(0, 40, None)
+    manager.slide(np.array([0]), np.array([40], np.int32))
+    assert manager.prefix.cached > 4
+    assert manager.grow(1, 0, manager.allocator.free)
+    assert manager.grow(2, 0, 1)
+    assert (manager.allocator.free, manager.prefix.evicted[Cause.CAPACITY]) == (0, 1)
 
 
 @pytest.mark.parametrize("policy", POLICIES.values())

@@ -1,7 +1,9 @@
 """A world with a host tier: pages go out and come back, and what comes back is now and then reported as spoilt."""
 
 from random import Random
+from unittest.mock import patch
 
+from cache_manager import pool
 from cache_manager.changes import PageChanges
 from cache_manager.matching import NO_MATCH, Match
 from cache_manager.prefix import NONE
@@ -20,7 +22,9 @@ class TieredCacheDriver(CacheDriver):
     """
 
     def __init__(self, slots: int, rng: Random, spoils: float = 0.0, **world: object) -> None:
-        super().__init__(**world)  # type: ignore[arg-type]
+        # Pools as small as these have no share to free ahead: half of the worlds have one.
+        with patch.object(pool, "AHEAD_PART", (4, pool.AHEAD_PART)[slots % 2]):
+            super().__init__(**world)  # type: ignore[arg-type]
         self.tier = self.manager.pool.tier = HostTier(slots, self.groups)
         self.manager.pool.swaps = True
         self.host: dict[int, tuple[list[int], int, Birth]] = {}
