@@ -13,7 +13,7 @@ import numpy as np
 from rpc.loadgen.arrivals import arrival_times
 from rpc.loadgen.corpus import Corpus
 from rpc.loadgen.settings import LoadSettings
-from rpc.loadgen.traces import BLOCK, Arrival, read_trace, scaled, shrink_of
+from rpc.loadgen.traces import Arrival, block_size, read_trace, scaled, shrink_of
 from rpc.loadgen.wire import LoadRequest
 
 WARM_UP = 2**32
@@ -106,7 +106,7 @@ class RequestPlan:
 
     def _blocks(self, arrival: Arrival) -> list[tuple[int, int]]:
         """Returns the parts of a prompt, one for each block. Blocks shrink like all lengths; the last has the rest."""
-        size, left, parts = max(1, int(BLOCK * self.shrink)), arrival.prompt, list[tuple[int, int]]()
+        size, left, parts = block_size(self.shrink), arrival.prompt, list[tuple[int, int]]()
         for i, block in enumerate(arrival.blocks):
             length = left if i == len(arrival.blocks) - 1 else min(size, left)
             parts.append((self._place(block, 2), length))

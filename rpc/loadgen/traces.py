@@ -81,6 +81,11 @@ def shrink_of(arrivals: list[Arrival], context: int | None) -> float:
     return min(1.0, (context - 1) / max(1, longest))  # rounding up may add a token
 
 
+def block_size(shrink: float) -> int:
+    """Returns the tokens of a block of a trace whose lengths were multiplied by a factor."""
+    return max(1, int(BLOCK * shrink))
+
+
 def _azure(path: Path) -> Iterator[Arrival]:
     """Reads AzurePublicDataset's AzureLLMInferenceTrace files."""
     with path.open(newline="", encoding="utf-8") as file:

@@ -4,13 +4,14 @@ Which prompts begin alike is all that the prefix cache sees of their text. So a 
 everywhere but at the end of each page, where it has a number of the trace's block there, or one of its own.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cache_manager.block_hash import Scope
-from rpc.loadgen.traces import BLOCK, Arrival
+from rpc.loadgen.traces import Arrival, block_size
 from scheduler.controls import Controls
 from scheduler.events import Abort, Event, Submit
 from scheduler.request import Request
@@ -19,6 +20,7 @@ from scheduler.stand_ins import FILLER
 CONTROLS = Controls(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0)
 SPREAD = 0x9E3779B97F4A7C15  # odd: its multiples differ modulo a power of two
 TOKENS, WORDS = 2**31, 2**64
+BEHIND = 1e-4  # seconds between requests of one moment: less than a step takes, and little for many of them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,12 +38,25 @@ def submits(
     """Returns the requests of a trace.
 
     Args:
-        arrivals: In order, with lengths that fit the engine.
+        arrivals: In order, with lengths that fit the engine. Requests of one moment reach it one after another, so an
+            idle engine begins with the first of them alone.
         page_size: Tokens of a page.
         shrink: Factor by which their lengths were multiplied.
         deadline: Seconds that each client waits for its whole output; None: as long as it takes.
     """
-    return [timed for number, one in enumerate(arrivals) for timed in _events(number, one, page_size, shrink, deadline)]
+    return [
+        timed
+        for number, (one, at) in enumerate(zip(arrivals, _one_after_another(arrivals), strict=True))
+        for timed in _events(number, replace(one, at=at), page_size, shrink, deadline)
+    ]
+
+
+def _one_after_another(arrivals: Sequence[Arrival]) -> Iterator[float]:
+    """Yields the seconds at which each reaches an engine, in the order of the trace."""
+    last = -math.inf
+    for one in arrivals:
+        last = one.at if one.at > last else last + BEHIND
+        yield last
 
 
 def _events(number: int, one: Arrival, page_size: int, shrink: float, deadline: float | None) -> Iterator[Timed]:
@@ -53,7 +68,7 @@ def _events(number: int, one: Arrival, page_size: int, shrink: float, deadline: 
 def _request(number: int, one: Arrival, page_size: int, shrink: float, deadline: float | None) -> Request:
     prompt = np.full(one.prompt, FILLER, np.int32)
     ends = np.arange(page_size - 1, one.prompt, page_size)
-    blocks = np.minimum(ends / (BLOCK * shrink), max(0, len(one.blocks) - 1)).astype(np.int64)
+    blocks = np.minimum(ends // block_size(shrink), max(0, len(one.blocks) - 1))
     ids = [block % WORDS for block in one.blocks] or [WORDS - 1 - number]  # its own is none of the trace's
     text = np.array(ids, np.uint64)[blocks]
     mixed = text * np.uint64(SPREAD) + ends.astype(np.uint64)

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from cache_manager.block_hash import BlockHasher
 from model.simulated.faults import Fault
-from rpc.loadgen.traces import Arrival
+from rpc.loadgen.traces import Arrival, block_size
 from rpc.simulation import cluster as cluster_module
 from rpc.simulation.cluster import COLUMNS, Cluster
 from rpc.simulation.deployment import Deployment
 from rpc.simulation.engine import SECRET
 from rpc.simulation.routers import ROUTERS
 from rpc.simulation.served import LatencyTargets
-from rpc.simulation.traffic import submits
+from rpc.simulation.traffic import BEHIND, submits
 from scheduler.events import EndReason
 from scheduler.scaling_settings import ScalingSettings
 from scheduler.settings import QueueLimits
@@ -40,6 +40,21 @@ def arrivals(count: int, rate: float, seed: int, families: int = 0) -> list[Arri
         )
         for number, at in enumerate(times)
     ]
+
+
+def test_an_idle_engine_begins_with_the_first_of_requests_that_come_at_one_moment():
+    """As a real one does, which one frontend sends one request after the other."""
+    burst = [Arrival(at, 5, 5) for at in (0.0, 0.0, 0.0, 9.0)]
+    ledger = Cluster(Deployment(PATIENT, COSTS), submits(burst, 16)).run().ledger
+    assert ledger.came.tolist() == [0.0, BEHIND, 2 * BEHIND, 9.0]
+    first, second, third, alone = ledger.first.tolist()
+    assert first - 0.0 == pytest.approx(alone - 9.0)
+    assert first < second == third
+
+
+def test_requests_reach_an_engine_in_the_order_of_the_trace_at_any_speed():
+    times = [one.at for one in submits([Arrival(1e-6 * (n // 3), 5, 5) for n in range(60)], 16)]
+    assert times == sorted(set(times))
 
 
 deployments = st.builds(
@@ -159,18 +174,25 @@ def test_engines_come_with_load_and_go_without() -> None:
 
 
 def test_pages_are_shared_where_blocks_are() -> None:
-    """Block hashes of two prompts are equal as far as their blocks' ids are, also where lengths were shrunk."""
+    """Block hashes of two prompts are equal as far as their blocks' ids are, also where lengths were shrunk.
+
+    By the last factor a block has 7.99 tokens, of which a load has 7: two blocks do not fill a page. A page has
+    the id at its end alone, which stands for all text before it.
+    """
     hasher = BlockHasher(SECRET, b"", 16)
-    for shrink in (1.0, 0.25):
+    for shrink in (1.0, 0.25, 0.0156):
         length = round(3 * 512 * shrink)
-        coming = [Arrival(0, length, 1, ids) for ids in ((1, 2, 3), (1, 2, 4), (5, 2, 3), (), ())]
+        coming = [
+            Arrival(0, length, 1, ids)
+            for ids in ((1, 2, 3), (1, 2, 4), (5, 2, 3) if shrink > 0.1 else (5, 6, 7), (), ())
+        ]
         hashes = []
         for one in submits(coming, 16, shrink):
             chain = hasher.chain(one.event.request.scope)  # type: ignore[union-attr]
             chain.extend(one.event.request.prompt)  # type: ignore[union-attr]
             hashes.append(chain.hashes)
-        common = [sum(a == b for a, b in zip(hashes[0], other, strict=True)) for other in hashes[1:]]
-        assert common == [round(2 * 512 * shrink) // 16, 0, 0, 0]
+        common = [sum(a == b for a, b in zip(hashes[0], one, strict=True)) for one in hashes[1:]]
+        assert common == [2 * block_size(shrink) // 16, 0, 0, 0]
         assert not set(hashes[3]) & set(hashes[4])
 
 
