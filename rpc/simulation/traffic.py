@@ -20,7 +20,7 @@ from scheduler.stand_ins import FILLER
 CONTROLS = Controls(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0)
 SPREAD = 0x9E3779B97F4A7C15  # odd: its multiples differ modulo a power of two
 TOKENS, WORDS = 2**31, 2**64
-BEHIND = 1e-4  # seconds between requests of one moment: less than a step takes, and little for many of them
+BEHIND = 1e-6  # seconds between requests of one moment: enough for an order, and no limit to the rate
 
 
 @dataclass(frozen=True, slots=True, eq=False)

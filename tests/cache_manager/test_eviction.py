@@ -81,7 +81,7 @@ def test_a_cache_shrinks_to_what_is_asked_and_what_it_gives_up_is_free(most):
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("lacking", [2, 3])
 def test_an_eviction_from_a_large_pool_frees_a_few_more_pages_of_the_same_run(policy, groups, lacking):
-    """So the next sequences that lack a page find one free. By `reuse` a request's last page is a run of its own."""
+    """The next sequences that lack a page find one free. By `reuse` a request's last page is a run of its own."""
     manager = make_manager(page_size=2, pages=4 * AHEAD_PART, rows=2, groups=groups, make_policy=policy)
     first, second, nodes, ahead = [1] * 20, [2] * 20, 4 * AHEAD_PART // groups, 4 // groups
     for tokens in (first, second, range(3, 3 + 2 * (nodes - 20))):
