@@ -1,12 +1,13 @@
 """Measures the cost of a step around the model: `Scheduler.schedule` and `commit` beside vLLM's v1 Scheduler.
 
-python -m bench.scheduler [--rounds 5] [--json]
+python -m bench.scheduler [--rounds 5] [--record] [--json]
 
 Both run interleaved in one process, in steady decode: every running sequence draws one token a step. Timed are the plan
 of the step, stop checks, appended tokens, block hashes and publication of full pages, and the outputs for the streams.
 The model's work is not: both get ready-made tokens. Both have a prefix cache. Prompts have 64 to 79 tokens, so that in
 each step a sixteenth of the sequences fills a page. Times are CPU time of this thread: means over the steps of a round,
-then medians over rounds.
+then medians over rounds. With `--record` a third side is Quire's scheduler with the flight recorder, as in `quire serve
+--record`, which writes to a file in a temporary directory.
 
 vLLM is no dependency of Quire, and its dependencies need other versions: give it a virtual environment of its own, and
 run this from there.
@@ -30,12 +31,12 @@ import numpy as np
 
 from cache_manager.block_hash import BlockHasher
 from cache_manager.layout import KVLayout
-from cache_manager.manager import CacheManager
+from scheduler.blueprint import Blueprint
 from scheduler.controls import Controls
 from scheduler.events import Logprobs, Submit
 from scheduler.request import Request
 from scheduler.scheduler import Scheduler
-from scheduler.settings import NO_QUEUE_LIMITS, SchedulerSettings
+from scheduler.settings import NO_QUEUE_LIMITS, RecordSettings, SchedulerSettings
 from scheduler.step import StepResult
 
 PAGE, PROMPT, STEPS = 16, 64, 160
@@ -56,10 +57,18 @@ class QuireSteps:
     """Quire's scheduler, called like `scheduler.engine` calls it."""
 
     def _scheduler(self, sequences: int) -> Scheduler:
+        blueprint = self._blueprint(sequences)
+        return blueprint.scheduler(blueprint.cache(), self._hasher())
+
+    @staticmethod
+    def _blueprint(sequences: int) -> Blueprint:
         layout = KVLayout.uniform(((0,),), 3, 64, 2, PAGE)
-        cache = CacheManager(layout, sequences * layout.pages_for(PROMPT + STEPS + 64), sequences)
         settings = SchedulerSettings(max(8192, sequences * (PROMPT + PAGE)), sequences)
-        return Scheduler(settings, NO_QUEUE_LIMITS, cache, BlockHasher(bytes(32), b"bench", PAGE))
+        return Blueprint(settings, NO_QUEUE_LIMITS, layout, sequences * layout.pages_for(PROMPT + STEPS + 64), "lru")
+
+    @staticmethod
+    def _hasher() -> BlockHasher:
+        return BlockHasher(bytes(32), b"bench", PAGE)
 
     def decode(self, sequences: int) -> list[float]:
         scheduler, controls = self._scheduler(sequences), Controls(0.0, 1.0, 0, 0.0, 0)
@@ -80,6 +89,24 @@ class QuireSteps:
             if len(outputs.tokens) == len(plan.slices) == sequences and plan.slices[:, 2].max() == 1:
                 took.append(planned - began + ended - ran)
         return took
+
+
+class RecordedSteps(QuireSteps):
+    """Quire's scheduler with the flight recorder, whose files go with the process."""
+
+    def __init__(self) -> None:
+        self._folder, self._made = tempfile.TemporaryDirectory(), 0
+
+    def _scheduler(self, sequences: int) -> Scheduler:
+        from rpc.engines.recordings import start_recorder  # needs packages that an environment with vLLM may lack
+        from scheduler.recording import RecordedScheduler
+
+        self._made += 1
+        blueprint = self._blueprint(sequences)
+        recorder = start_recorder(blueprint, RecordSettings(f"{self._folder.name}/{self._made}.rec"))
+        if recorder is None:
+            raise RuntimeError("there is no recorder")
+        return RecordedScheduler(blueprint, blueprint.cache(), self._hasher(), recorder)
 
 
 def _no_logprobs(n: int) -> Logprobs:
@@ -193,9 +220,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sequences", type=int, nargs="+", default=list(GOALS))
+    parser.add_argument("--record", action="store_true", help="measure Quire's scheduler with the recorder too")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     sides: dict[str, StepTimer] = {"quire": QuireSteps()}
+    if args.record:
+        sides["recorded"] = RecordedSteps()
     try:
         sides["vllm"] = VllmSteps()
     except ImportError as error:
@@ -212,6 +242,8 @@ def main() -> None:
         return
     for count, ours in medians["quire"].items():
         line = f"{count:5,} running {1e6 * ours:9.1f} us a step"
+        if "recorded" in medians:
+            line += f"   recorded {1e6 * medians['recorded'][count]:9.1f} us"
         if "vllm" in medians:
             theirs, goal = medians["vllm"][count], GOALS.get(count)
             line += f"   vLLM {1e6 * theirs:9.1f} us   {theirs / ours:5.1f} x" + (f" (goal {goal:.0f})" if goal else "")
