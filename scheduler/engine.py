@@ -246,6 +246,8 @@ class Engine:
             self._executor.launch(plan)
             self._launched.append(flight)
         if self._launched and (plan is None or len(self._launched) >= self._scheduler.settings.depth):
+            if self._scheduler.pending_ends:  # a refusal does not wait for the end of a step
+                self._sink(self._scheduler.commit(None, self._clock()))
             self._collect()
         elif events or self._scheduler.has_news:
             self._sink(self._scheduler.commit(None, self._clock()))

@@ -104,7 +104,7 @@ class SimulatedEngine:
             begins = self._flying[-1].ends if self._flying else now
             self._flying.append(_Launched(begins + seconds, plan, self._result(plan)))
             self._busy += seconds
-        if outputs is None and not self._flying:
+        if scheduler.pending_ends or (outputs is None and not self._flying):
             take(scheduler.commit(None, now))
         self._note_held(now)
         self.due = self._flying[0].ends if self._flying else self._idle_due(now)

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from scheduler.events import Abort, EndReason, Submit
+from scheduler.settings import QueueLimits
 from tests.scheduler.engine_rig import PATIENCE, submits
 from tests.scheduler.executor import alone
 from tests.scheduler.workloads import make_request
@@ -77,6 +78,21 @@ def test_finish_while_a_step_is_in_flight(make_rig):
     assert rig.tokens[1] == alone(make_request(1, 3, 5))[: len(rig.tokens[1])]
     assert len(rig.tokens[1]) == 2, "the token of the step in flight is delivered, none after it"
     assert rig.scheduler.cache.pool.free == rig.scheduler.cache.pool.total
+
+
+def test_a_refusal_does_not_wait_for_the_step_in_flight(make_rig):
+    rig = make_rig(rows=1, queue=QueueLimits(requests=1))
+    before, within = rig.stop_at("collect", 1), rig.stop_at("collect", 2)
+    rig.engine.start()
+    rig.engine.send(submits(1))
+    before.wait_reached()
+    rig.engine.send([Submit(attempt, make_request(attempt, 3, 5)) for attempt in (2, 3)])
+    before.open()
+    within.wait_reached()
+    assert rig.reasons() == {3: [EndReason.QUEUE_FULL]}
+    within.open()
+    rig.wait_ends(1, 2)
+    assert rig.reasons() == {1: [EndReason.LENGTH], 2: [EndReason.LENGTH], 3: [EndReason.QUEUE_FULL]}
 
 
 def test_the_sink_may_send(make_rig):
