@@ -13,7 +13,7 @@ from model.cpu.kernels.product import KernelLinear, NotCompiled
 from model.cpu.kernels.program import Call
 from model.cpu.kernels.rows import Writer
 from model.cpu.kernels.sides import MOST_ROWS, TILE, Sides, WeightPanel
-from model.cpu.kernels.sums import PanelSums, sums_kernel
+from model.cpu.kernels.sums import PanelSums
 
 
 def write_by_head(weights: Panels, ending: Epilogue) -> Writer:
@@ -79,6 +79,6 @@ def by_head_call(products: Sequence[KernelLinear], rows: int, x: Buffer, y: Buff
         (
             rows, x.tensor, x.stride, products[0].inputs * x.element.size,
             torch.tensor([part.panels.data_ptr() for part in parts]), len(parts), len(first.panels), first.steps,
-            y.tensor, y.stride, y_width * y.element.size, sums_kernel(kind),
+            y.tensor, y.stride, y_width * y.element.size, products[0].only_sums,
         ),
     )  # fmt: skip

@@ -126,6 +126,25 @@ class Code:
         function = self.builder.inttoptr(address.ir, kind.as_pointer())
         self.builder.call(function, [value.ir for value in values])
 
+    def instruct(
+        self, name: str, numbers: Sequence[int], address: Value | None = None, stride: Value | None = None
+    ) -> None:
+        """Issues an instruction of the CPU that returns nothing.
+
+        Args:
+            name: LLVM's name of it, after `llvm.x86.`.
+            numbers: Its first operands, constants of 8 bits.
+            address: The operand after these, an address. None for none.
+            stride: The operand after that, an integer. None for none.
+        """
+        operands = [ir.Constant(INT8, number) for number in numbers]
+        if address is not None:
+            operands.append(self._pointer(address, 0))
+        if stride is not None:
+            operands.append(stride.ir)
+        function = self._external(f"llvm.x86.{name}", ir.VoidType(), [operand.type for operand in operands])
+        self.builder.call(function, operands)
+
     def external(self, name: str) -> Value:
         """Calls a function of the process without arguments, and returns its result in 32 bits."""
         return Value(self, self.builder.call(self._external(name, INT32, []), []))

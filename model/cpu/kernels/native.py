@@ -21,6 +21,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from model.cpu.kernels.code import Code
+from model.cpu.kernels.tiles import may_use_tiles
 
 log = logging.getLogger("quire.kernels")
 
@@ -35,6 +36,7 @@ class Compiler:
     Attributes:
         made_from: Digest of everything that object code and its results depend on.
         compiled: The number of kernels that were compiled, not loaded from the cache.
+        has_tiles: Whether the CPU has matrix registers with products of bfloat16 (AMX), which Linux lets it use.
     """
 
     def __init__(self, cache: Path | None) -> None:
@@ -52,7 +54,11 @@ class Compiler:
         )
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self._machine)
         self._cache = _private(cache) if cache is not None else None
-        self.made_from = _digest(_source(), self._cpu, self._features.flatten(), llvmlite.__version__)
+        has_tiles = all(self._features.get(one, False) for one in ("amx-tile", "amx-bf16"))
+        self.has_tiles = has_tiles and may_use_tiles()
+        self.made_from = _digest(
+            _source(), self._cpu, self._features.flatten(), str(self.has_tiles), llvmlite.__version__
+        )
         self._addresses: dict[str, int] = {}
         self.compiled = 0
         self._compiling, self._compiled_at = False, 0.0

@@ -16,7 +16,7 @@ from model.cpu.kernels.group_panels import GroupPanels, PanelGroups
 from model.cpu.kernels.linear import Epilogue, activation_of, in_panels, pack, write_linear
 from model.cpu.kernels.panels import PANEL, Panels
 from model.cpu.kernels.prepared import ZERO, Preparation
-from model.cpu.kernels.program import Call, Machine
+from model.cpu.kernels.program import Call, Kernel, Machine
 from model.cpu.kernels.rows import write_gated
 from model.cpu.kernels.sums import sums_kernel
 from model.forward import ForwardBatch
@@ -165,14 +165,18 @@ class KernelPart:
     def nbytes(self) -> int:
         return sum(one.nbytes for one in (self.panels, self.scales, self.zeros) if one is not None)
 
-    def call(self, rows: int, x: Buffer, y: Tensor, y_stride: int, ending: Epilogue) -> Call:
+    def sums(self, machine: Machine) -> Kernel:
+        """Returns the kernel of its sums."""
+        return sums_kernel(self.kind, self.steps, machine.compiler.has_tiles)
+
+    def call(self, machine: Machine, rows: int, x: Buffer, y: Tensor, y_stride: int, ending: Epilogue) -> Call:
         """Makes the call of the product; `y` begins with its first output."""
         return Call(
             f"linear_{self.kind.name}_{ending.name}",
             write_linear(self.kind, ending),
             (
                 rows, x.tensor, x.stride, self.panels, len(self.panels), self.steps, y, y_stride,
-                *(0 if one is None else one for one in (self.bias, self.scales, self.zeros)), sums_kernel(self.kind),
+                *(0 if one is None else one for one in (self.bias, self.scales, self.zeros)), self.sums(machine),
             ),
         )  # fmt: skip
 
@@ -240,6 +244,11 @@ class KernelLinear:
             raise NotCompiled("there are none for experts whose inputs are ordered or rounded")
         return self._parts[0]
 
+    @property
+    def only_sums(self) -> Kernel:
+        """The kernel of the sums of `only`."""
+        return self.only.sums(self._machine)
+
     def calls(
         self, rows: int, x: Buffer, y: Buffer, room: Room, add: bool = False, activation: str | None = None
     ) -> list[Call]:
@@ -267,7 +276,7 @@ class KernelLinear:
                 y.element, part.bias is not None, add, self.gated and not self._gated_apart, activation,
                 part.scales is not None, part.zeros is not None,
             )  # fmt: skip
-            made.append(part.call(rows, source, y.tensor[:, start:], y.stride, ending))
+            made.append(part.call(self._machine, rows, source, y.tensor[:, start:], y.stride, ending))
             start += part.outputs
         if self._gated_apart:
             made.append(gated_call(rows, y, out, self.outputs // 2, gates))
@@ -331,7 +340,7 @@ def experts_call(
         write_experts(kind, ending, gather),
         (
             routes.jobs, routes.count, routes.order, 1 if by_place else routes.used, x.tensor, x.stride, panels,
-            len(first.panels), first.steps, y.tensor, y.stride, scales, biases, sums_kernel(kind),
+            len(first.panels), first.steps, y.tensor, y.stride, scales, biases, products[0].only_sums,
         ),
     )  # fmt: skip
 

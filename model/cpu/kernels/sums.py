@@ -2,19 +2,21 @@
 
 It is most of a product's code, since each number of rows up to TILE has its own. So it is compiled once for a layout.
 
-Invariant: an output is one sum in order of the inputs, whatever rows are beside it. So its bits depend on its own row
-alone.
+Invariant: an output is one sum, in an order of the inputs that does not depend on the rows beside it. So its bits
+depend on its own row alone.
 """
 
 from dataclasses import dataclass
 
 from model.cpu.kernels.code import Code
+from model.cpu.kernels.element import BFLOAT
 from model.cpu.kernels.group_panels import GroupPanels
 from model.cpu.kernels.group_sums import MOST_RUNS, add_group_sums, sum_inputs
 from model.cpu.kernels.panels import PANEL, Panels, PlainPanels
 from model.cpu.kernels.program import Kernel
 from model.cpu.kernels.rows import Writer
 from model.cpu.kernels.sides import MOST_ROWS, TILE, PanelRows, Sides, WeightPanel, each_tile
+from model.cpu.kernels.tiles import STEPS, add_tile_sums
 from model.cpu.kernels.values import FLOATS, LANES, Value
 
 PART = 128  # steps of a panel that all rows of a block go through before the next ones, 16 KiB of the element
@@ -26,13 +28,23 @@ AHEAD = (
 ARGUMENTS = 6  # of the kernel of sums
 
 
-def sums_kernel(weights: Panels | GroupPanels) -> Kernel:
-    """Returns the kernel of sums, which the kernel of a product is passed."""
+def sums_kernel(weights: Panels | GroupPanels, steps: int, has_tiles: bool) -> Kernel:
+    """Returns the kernel of sums, which the kernel of a product is passed.
+
+    Args:
+        weights: Layout of the weights.
+        steps: Steps of a panel.
+        has_tiles: Whether there are matrix registers. They are used for bfloat16, where the panels fill them.
+    """
+    if has_tiles and weights == PlainPanels(BFLOAT) and steps % STEPS == 0:
+        return Kernel(f"sums_{weights.name}_tiles", write_sums(weights, tiles=True))
     return Kernel(f"sums_{weights.name}", write_sums(weights))
 
 
-def write_sums(weights: Panels | GroupPanels) -> Writer:
+def write_sums(weights: Panels | GroupPanels, tiles: bool = False) -> Writer:
     """Writes the kernel that multiplies rows with one panel. The thread that calls it computes all of them.
+
+    With `tiles` it uses matrix registers, see `sums_kernel`.
 
     Kernel arguments:
         places: See `PanelRows`.
@@ -48,6 +60,8 @@ def write_sums(weights: Panels | GroupPanels) -> Writer:
         rows = PanelRows(places, sums, input_sums)
         if isinstance(weights, GroupPanels):
             add_group_sums(code, weights, rows, count, panel, steps)
+        elif tiles:
+            add_tile_sums(code, rows, count, panel, steps)
         else:
             _add_sums(code, weights, rows, count, panel, steps)
 
