@@ -2,8 +2,9 @@
 
 Weights are random. The limits are measured in the same rounds: the memory's bandwidth of a shared machine changes from
 minute to minute, so all figures are medians. The floor of a step is the larger of two times: all threads together read
-the bytes of its weights and KV, or compute its products at the rate of torch's best one. On a CPU with AMX that is
-torch's best one with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_AMX` in the environment alone: Quire keeps torch from using AMX.
+the bytes of its weights and KV, or compute its products at the rate of torch's best one. On a CPU with AMX
+run it with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_AMX` in the environment: otherwise Quire keeps torch from using AMX, and
+steps may come out faster than their floor.
 
 python -m bench.roofline [--model llama-135m]
 """

@@ -79,6 +79,6 @@ def by_head_call(products: Sequence[KernelLinear], rows: int, x: Buffer, y: Buff
         (
             rows, x.tensor, x.stride, products[0].inputs * x.element.size,
             torch.tensor([part.panels.data_ptr() for part in parts]), len(parts), len(first.panels), first.steps,
-            y.tensor, y.stride, y_width * y.element.size, products[0].only_sums,
+            y.tensor, y.stride, y_width * y.element.size, first.sums,
         ),
     )  # fmt: skip

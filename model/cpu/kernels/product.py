@@ -16,7 +16,7 @@ from model.cpu.kernels.group_panels import GroupPanels, PanelGroups
 from model.cpu.kernels.linear import Epilogue, activation_of, in_panels, pack, write_linear
 from model.cpu.kernels.panels import PANEL, Panels
 from model.cpu.kernels.prepared import ZERO, Preparation
-from model.cpu.kernels.program import Call, Kernel, Machine
+from model.cpu.kernels.program import Call, Machine
 from model.cpu.kernels.rows import write_gated
 from model.cpu.kernels.sums import sums_kernel
 from model.forward import ForwardBatch
@@ -147,9 +147,11 @@ class KernelPart:
     Attributes:
         outputs: The number of outputs.
         preparation: See `PackedWeights`.
+        sums: The kernel of its sums.
     """
 
-    def __init__(self, weights: PackedWeights, bias: Tensor | None, gated: bool) -> None:
+    def __init__(self, weights: PackedWeights, bias: Tensor | None, gated: bool, has_tiles: bool) -> None:
+        """Lays the weights out. Raises NotCompiled where there are no kernels for their inputs."""
         self.kind, self.preparation = weights.panels, weights.preparation
         self.outputs, inputs = weights.shape
         element = self.kind.element
@@ -159,24 +161,21 @@ class KernelPart:
         self.zeros = None if weights.zeros is None else _beside(weights.zeros, gated)
         self.panels = weights.packed(gated)
         self.steps = inputs // element.packed
+        self.sums = sums_kernel(self.kind, self.steps, has_tiles)
         self.bias = None if bias is None else _beside(bias.float(), gated)
 
     @property
     def nbytes(self) -> int:
         return sum(one.nbytes for one in (self.panels, self.scales, self.zeros) if one is not None)
 
-    def sums(self, machine: Machine) -> Kernel:
-        """Returns the kernel of its sums."""
-        return sums_kernel(self.kind, self.steps, machine.compiler.has_tiles)
-
-    def call(self, machine: Machine, rows: int, x: Buffer, y: Tensor, y_stride: int, ending: Epilogue) -> Call:
+    def call(self, rows: int, x: Buffer, y: Tensor, y_stride: int, ending: Epilogue) -> Call:
         """Makes the call of the product; `y` begins with its first output."""
         return Call(
             f"linear_{self.kind.name}_{ending.name}",
             write_linear(self.kind, ending),
             (
                 rows, x.tensor, x.stride, self.panels, len(self.panels), self.steps, y, y_stride,
-                *(0 if one is None else one for one in (self.bias, self.scales, self.zeros)), self.sums(machine),
+                *(0 if one is None else one for one in (self.bias, self.scales, self.zeros)), self.sums,
             ),
         )  # fmt: skip
 
@@ -224,9 +223,12 @@ class KernelLinear:
         # Gates that are stored in another way than what they multiply do not lie beside it.
         self._gated_apart = gated and len(weights) > 1
         self._parts = [
-            KernelPart(one, None if bias is None else bias[start : start + one.shape[0]], gated and len(weights) == 1)
+            KernelPart(
+                one, None if bias is None else bias[start : start + one.shape[0]], gated and len(weights) == 1,
+                machine.compiler.has_tiles,
+            )
             for one, start in zip(weights, starts, strict=False)
-        ]
+        ]  # fmt: skip
         self.outputs = starts[-1]
         self.columns = max(
             start + -(-part.outputs // PANEL) * PANEL for start, part in zip(starts, self._parts, strict=False)
@@ -243,11 +245,6 @@ class KernelLinear:
         if len(self._parts) > 1 or self._parts[0].preparation is not None:
             raise NotCompiled("there are none for experts whose inputs are ordered or rounded")
         return self._parts[0]
-
-    @property
-    def only_sums(self) -> Kernel:
-        """The kernel of the sums of `only`."""
-        return self.only.sums(self._machine)
 
     def calls(
         self, rows: int, x: Buffer, y: Buffer, room: Room, add: bool = False, activation: str | None = None
@@ -276,7 +273,7 @@ class KernelLinear:
                 y.element, part.bias is not None, add, self.gated and not self._gated_apart, activation,
                 part.scales is not None, part.zeros is not None,
             )  # fmt: skip
-            made.append(part.call(self._machine, rows, source, y.tensor[:, start:], y.stride, ending))
+            made.append(part.call(rows, source, y.tensor[:, start:], y.stride, ending))
             start += part.outputs
         if self._gated_apart:
             made.append(gated_call(rows, y, out, self.outputs // 2, gates))
@@ -340,7 +337,7 @@ def experts_call(
         write_experts(kind, ending, gather),
         (
             routes.jobs, routes.count, routes.order, 1 if by_place else routes.used, x.tensor, x.stride, panels,
-            len(first.panels), first.steps, y.tensor, y.stride, scales, biases, products[0].only_sums,
+            len(first.panels), first.steps, y.tensor, y.stride, scales, biases, first.sums,
         ),
     )  # fmt: skip
 

@@ -59,9 +59,9 @@ def add_tile_sums(code: Code, rows: PanelRows, count: Value, panel: Value, steps
         panel: Address of the panel.
         steps: The number of its steps, a multiple of STEPS.
     """
-    tiles = _Tiles(code)
+    tiles = TileCode(code)
     tiles.configure()
-    stride = _stride(code, rows, count)
+    stride = common_stride(code, rows, count)
     copies = [code.room(COPIED // STEPS * TILE_BYTES) for _ in range(2)]
     with code.loop(0, count, 2 * ROWS) as start:
         left = count - start
@@ -75,7 +75,7 @@ def add_tile_sums(code: Code, rows: PanelRows, count: Value, panel: Value, steps
     tiles.release()
 
 
-def _stride(code: Code, rows: PanelRows, count: Value) -> Value:
+def common_stride(code: Code, rows: PanelRows, count: Value) -> Value:
     """Returns the bytes between two rows, 0 where these are not the same throughout, or where no tile is full."""
     stride = code.variable(code.integer(0))
     with code.when(count > ROWS - 1):
@@ -126,20 +126,20 @@ class _Block:
         )
 
 
-def _add(code: Code, tiles: "_Tiles", blocks: list[_Block], stride: Value, panel: Value, steps: Value) -> None:
-    for number in range(2 * len(blocks)):
-        tiles.clear(number)
+def _add(code: Code, tiles: "TileCode", blocks: list[_Block], stride: Value, panel: Value, steps: Value) -> None:
+    for tile in range(2 * len(blocks)):
+        tiles.clear(tile)
     with code.loop(0, steps, COPIED) as first:
         number = code.smaller(steps - first, code.integer(COPIED))
         sources = [block.inputs(stride, first, number) for block in blocks]
-        with code.loop(0, number // STEPS) as tile:
-            weights = panel + (first + tile * STEPS) * STEP
+        with code.loop(0, number // STEPS) as i:
+            weights = panel + (first + i * STEPS) * STEP
             for line in range(0, STEPS * STEP, LINE):
                 code.prefetch(weights + AHEAD, line)
             for half in range(2):
                 tiles.load(WEIGHTS + half, weights + half * LINE, code.integer(STEP))
             for b, (address, step, row) in enumerate(sources):
-                tiles.load(INPUTS + b, address + tile * step, row)
+                tiles.load(INPUTS + b, address + i * step, row)
                 for half in range(2):
                     tiles.multiply(2 * b + half, INPUTS + b, WEIGHTS + half)
     for b, block in enumerate(blocks):
@@ -147,7 +147,7 @@ def _add(code: Code, tiles: "_Tiles", blocks: list[_Block], stride: Value, panel
             tiles.store(2 * b + half, block.sums + half * LINE, code.integer(PANEL * 4))
 
 
-class _Tiles:
+class TileCode:
     """Instructions of tiles. Each tile is full: 16 rows of 64 bytes."""
 
     def __init__(self, code: Code) -> None:

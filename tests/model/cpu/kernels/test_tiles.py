@@ -22,12 +22,16 @@ from model.cpu.kernels.team import Team
 from model.cpu.kernels.tiles import STEPS
 from tests.model.cpu.kernels import test_linear as linear
 from tests.model.cpu.kernels.test_linear import each_kind, random
-from tests.support.kernels import the_machine
 
 WIDTHS = (32, 256, 288, 1536)  # inputs: a tile, as many as are copied at once, and more
 PLAIN = PlainPanels(BFLOAT)
 
-needs_tiles = pytest.mark.skipif(not the_machine().compiler.has_tiles, reason="this CPU has no matrix registers (AMX)")
+
+@pytest.fixture(name="compiler", scope="module")
+def compiler_with_tiles(machine: Machine) -> Compiler:
+    if not machine.compiler.has_tiles:
+        pytest.skip("this process has no matrix registers (AMX)")
+    return machine.compiler
 
 
 def sums_of(compiler: Compiler, places: list[int], x: Tensor, weight: Tensor) -> Tensor:
@@ -42,12 +46,10 @@ def sums_of(compiler: Compiler, places: list[int], x: Tensor, weight: Tensor) ->
     return sums[: len(places)]
 
 
-@needs_tiles
 @pytest.mark.parametrize("inputs", WIDTHS)
 @given(data=st.data())
-def test_rows_may_lie_anywhere(inputs: int, data: st.DataObject) -> None:
+def test_rows_may_lie_anywhere(compiler: Compiler, inputs: int, data: st.DataObject) -> None:
     """One after the other, in any order, at even distances or not; the sums of each are those of it alone."""
-    compiler = the_machine().compiler
     x = random(MOST_ROWS * 4, inputs, seed=inputs).bfloat16()
     weight = (random(PANEL, inputs, seed=1) / inputs**0.5).bfloat16()
     count = data.draw(st.integers(1, MOST_ROWS))
@@ -61,9 +63,8 @@ def test_rows_may_lie_anywhere(inputs: int, data: st.DataObject) -> None:
     assert torch.equal(found[some : some + 1], sums_of(compiler, places[some : some + 1], x, weight))
 
 
-@needs_tiles
-def test_rows_that_are_not_finite_stay_alone_in_their_tile() -> None:
-    compiler, x, weight = the_machine().compiler, random(40, 64).bfloat16(), random(PANEL, 64, seed=1).bfloat16()
+def test_rows_that_are_not_finite_stay_alone_in_their_tile(compiler: Compiler) -> None:
+    x, weight = random(40, 64).bfloat16(), random(PANEL, 64, seed=1).bfloat16()
     before = sums_of(compiler, list(range(40)), x, weight)
     x[3], x[20, 5] = torch.nan, torch.inf
     found = sums_of(compiler, list(range(40)), x, weight)
@@ -73,24 +74,23 @@ def test_rows_that_are_not_finite_stay_alone_in_their_tile() -> None:
     assert not found[20].isfinite().any()
 
 
-@needs_tiles
-def test_what_a_tile_had_before_is_in_no_sum() -> None:
+def test_what_a_tile_had_before_is_in_no_sum(compiler: Compiler) -> None:
     """Rows of a tile beyond the last one keep the inputs of other rows."""
-    compiler, x, weight = the_machine().compiler, random(128, 64).bfloat16(), random(PANEL, 64, seed=1).bfloat16()
+    x, weight = random(128, 64).bfloat16(), random(PANEL, 64, seed=1).bfloat16()
     x[64:] = torch.nan
     before = sums_of(compiler, [1, 0, 2], x, weight)
     sums_of(compiler, [127, *range(64, 127)], x, weight)
     assert torch.equal(sums_of(compiler, [1, 0, 2], x, weight), before)
 
 
-@needs_tiles
+@pytest.mark.usefixtures("compiler")
 def test_a_stride_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: rows are taken to lie one after the other."""
-    monkeypatch.setattr(tiles, "_stride", lambda code, rows, count: code.integer(64 * 2))
-    compiler, x, weight = Compiler(None), random(64, 64).bfloat16(), random(PANEL, 64, seed=1).bfloat16()
+    monkeypatch.setattr(tiles, "common_stride", lambda code, rows, count: code.integer(64 * 2))
+    faulty, x, weight = Compiler(None), random(64, 64).bfloat16(), random(PANEL, 64, seed=1).bfloat16()
     places = list(range(0, 40, 2))
     expected = x[places].double() @ weight.double().T
-    assert not torch.allclose(sums_of(compiler, places, x, weight).double(), expected, atol=1e-2)
+    assert not torch.allclose(sums_of(faulty, places, x, weight).double(), expected, atol=1e-2)
 
 
 def test_they_are_for_bfloat16_whose_panels_fill_them() -> None:
@@ -116,7 +116,7 @@ def test_a_process_that_may_not_use_them_has_other_numerics(monkeypatch: pytest.
     assert made[False] != made[True]
 
 
-@needs_tiles
+@pytest.mark.usefixtures("compiler")
 @each_kind
 def test_without_them(quantized: bool) -> None:
     """The same CPU with vectors alone, as where Linux does not grant tiles."""
