@@ -166,7 +166,9 @@ def both(tokens: int, dtype: torch.dtype, routing: AnyRouting, experts: int = 6,
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_mixture_gives_what_its_experts_give(shape: dict[str, Any], tokens: int, dtype: torch.dtype) -> None:
     found, expected = both(tokens, dtype, Routing(2, True), **shape)
-    torch.testing.assert_close(found, expected, rtol=8 * ROUNDING[dtype], atol=32 * ROUNDING[dtype])
+    # A sum is rounded by the size of its parts, which may cancel out: the largest output is about as large as these.
+    largest = float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=8 * ROUNDING[dtype], atol=8 * ROUNDING[dtype] * largest)
 
 
 def test_a_mixture_by_sparse_mixer() -> None:
