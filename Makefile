@@ -19,6 +19,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # The oldest Triton that pyproject.toml allows, which is that of torch 2.11: tests compile kernels with it too.
 OLDEST_TRITON := 3.6.0
+# Quire's calls of FlashInfer are compared with this one's code.
+FLASHINFER := 0.7.4
 # Runs what follows without the lines that say what is there already; its exit status stays that of what follows.
 NEWS_OF := bash -o pipefail -c '"$$0" "$$@" | grep --line-buffered -v "^Requirement already satisfied"'
 QUIRE := $(VENV)/.quire$(addprefix -with-,$(EXTRAS))
@@ -68,7 +70,12 @@ build/triton-$(OLDEST_TRITON)/.installed: | setup-dev
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --target $(@D) triton==$(OLDEST_TRITON) && touch $@ || { \
 		rm -rf $(@D); echo "Triton $(OLDEST_TRITON) cannot be had: its tests are skipped"; }
 
-test-slow: setup-dev build/triton-$(OLDEST_TRITON)/.installed ## The tests that `make test` leaves out, all examples of the laws (35 to 80 minutes; TEST_PART=0/3)
+build/flashinfer-$(FLASHINFER)/.fetched: | setup-dev
+	@echo "fetching FlashInfer $(FLASHINFER) for its test ..."
+	@$(BIN)/python -m pip download --disable-pip-version-check -q --no-deps --dest $(@D) flashinfer-python==$(FLASHINFER) \
+		&& touch $@ || { rm -rf $(@D); echo "FlashInfer $(FLASHINFER) cannot be had: its test is skipped"; }
+
+test-slow: setup-dev build/triton-$(OLDEST_TRITON)/.installed build/flashinfer-$(FLASHINFER)/.fetched ## The tests that `make test` leaves out, all examples of the laws (35 to 80 minutes; TEST_PART=0/3)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "hypothesis and not slow" --hypothesis-profile thorough
 

@@ -36,7 +36,7 @@ def choose_backend(
     if settings.backend == "reference":
         return plain
     insisting = settings.backend != "auto"
-    gpu = settings.backend == "triton" or (not insisting and device != "cpu")
+    gpu = settings.backend in ("triton", "flashinfer") or (not insisting and device != "cpu")
     try:
         if gpu:
             return _open_gpu(config, settings, dtype, kv_dtype, device, ranks)

@@ -9,7 +9,7 @@ log = logging.getLogger("quire.model")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
-BACKENDS = ("auto", "cpu", "triton", "reference")
+BACKENDS = ("auto", "cpu", "triton", "flashinfer", "reference")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -104,8 +104,9 @@ class ModelSettings:
     backend: str = field(
         default="auto",
         metadata={
-            "help": "Back end: cpu (the CPU's own kernels), triton (kernels for NVIDIA's GPUs), reference "
-            "(torch: any model on any device, slow), or auto: the device's kernels where they can run the model."
+            "help": "Back end: cpu (the CPU's own kernels), triton (kernels for NVIDIA's GPUs), flashinfer (likewise, "
+            "but attention of long prompts by FlashInfer, an extra), reference (torch: any model on any device, slow), "
+            "or auto: the device's own kernels where they can run the model."
         },
     )
     kernel_cache: str | None = field(

@@ -6,6 +6,7 @@ of 128 elements in 16 bits. Layer groups may differ in shape: each has kernels o
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from model.attention.recurrence import LinearRecurrence, no_states
 from model.attention.visible_keys import VisibleKeys
 from model.gpu.attention import FIELDS, attend_pieces, join_parts
 from model.gpu.cache_write import write_slots
+from model.gpu.flashinfer import FlashInferPrompts, LongSlices, pages_of
 from model.gpu.formats import capability_of, page_format_of
 from model.gpu.heads_kind import HeadsKind
 from model.gpu.heads_kind import why_not as why_not_of_shape
@@ -62,6 +64,7 @@ class TritonAttention:
         scale: float | None = None,
         soft_cap: float | None = None,
         tuning: Tuning | None = None,
+        prompts: FlashInferPrompts | None = None,
     ) -> None:
         """Allocates the KV pool.
 
@@ -75,7 +78,9 @@ class TritonAttention:
             scale: Factor of scores. None: 1 / sqrt(elements of a key).
             soft_cap: Bound of scores, by tanh. None for none.
             tuning: Tile sizes. None: those of the table, `model.gpu.tuning`.
+            prompts: Computes long slices in the kernels' place. None for nothing but kernels.
         """
+        self._prompts = prompts
         self._layout, self._heads, self._device = layout, heads, device
         self._windows = [(group.window, group.chunked) for group in layout.groups]
         self._place = {layer: (g, i) for g, group in enumerate(layout.groups) for i, layer in enumerate(group.layers)}
@@ -108,7 +113,10 @@ class TritonAttention:
     # A step
 
     def plan(self, shape: StepShape) -> GpuPlan:
-        work, states = self._work(shape), None if shape.segments is None else StateWork.of(shape.segments)
+        prompts = None if self._prompts is None else self._prompts.plan(shape)
+        work, states = self._work(shape, prompts), None if shape.segments is None else StateWork.of(shape.segments)
+        if prompts is not None:
+            return replace(laid_out(work, self._device, states), prompts=prompts)
         decodes = shape.slices[:, 2].max() == 1
         places = self._decodes if decodes else self._mixed
         # A step in one round goes into the place that graphs read, if it fits there.
@@ -122,22 +130,25 @@ class TritonAttention:
                 return plan
         return laid_out(work, self._device, states)
 
-    def _work(self, shape: StepShape) -> list[GroupWork]:
-        """Returns the work of each layer group."""
+    def _work(self, shape: StepShape, prompts: LongSlices | None) -> list[GroupWork]:
+        """Returns the kernels' work of each layer group. prompts: slices that are not theirs."""
         seen = {window: VisibleKeys.of(shape, *window) for window in set(self._windows)}
         count = shape.slices[:, 2].astype(np.int64)
         slices = np.stack((np.arange(len(count)), np.cumsum(count) - count, count), axis=1)
+        others = slices if prompts is None else slices[~prompts.taken]
         used = -(-max(int(part.last.max()) for part in seen.values()) // self._layout.page_size)
         tables = shape.tables[:, shape.slices[:, 0], :used]
         return [
             GroupWork(
                 slots, seen[window].first, seen[window].last, table,
                 divide(
-                    slices, seen[window], table, self._layout.page_size, kind.tuning, kind.tile_heads,
-                    self._most_parts,
+                    others if prompts is not None and group in prompts.groups else slices, int(count.sum()),
+                    seen[window], table, self._layout.page_size, kind.tuning, kind.tile_heads, self._most_parts,
                 ),
             )
-            for slots, table, window, kind in zip(shape.slots, tables, self._windows, self._kinds, strict=True)
+            for group, (slots, table, window, kind) in enumerate(
+                zip(shape.slots, tables, self._windows, self._kinds, strict=True)
+            )
         ]  # fmt: skip
 
     @property
@@ -207,7 +218,7 @@ class TritonAttention:
         write_slots[(len(keys),)](*arguments, **options)
 
     def attend(self, layer: int, queries: Tensor, plan: GpuPlan, sinks: Tensor | None = None) -> Tensor:
-        number, _ = self._place[layer]
+        number, within = self._place[layer]
         queries, group, kind = _readable(queries), plan.groups[number], self._kinds[number]
         out = torch.empty((*queries.shape[:2], kind.dim), dtype=queries.dtype, device=queries.device)
         scores = self._no_sinks if sinks is None else sinks * LOG2E
@@ -219,6 +230,8 @@ class TritonAttention:
             if len(part.joins):
                 arguments, options = self._to_join(layer, out, part.joins, parts)
                 join_parts[(len(part.joins), self._heads)](*arguments, **options)
+        if plan.prompts is not None and number in plan.prompts.groups:
+            plan.prompts.attend(number, queries, pages_of(self.pool, self._layout, number, within), out, sinks)
         return out
 
     def convolve(
@@ -261,6 +274,8 @@ class TritonAttention:
         made += [kernel for shape, layer in layers.items() for kernel in self._states.prepared(layer, shape)]
         for kernel in made if self._device.type == "cuda" else ():
             kernel._init_handles()
+        if self._prompts is not None:
+            self._prompts.prepare(self.pool)
 
     def _prepared(self, layer: int) -> list[Any]:
         """Compiles the kernels of a layer's group."""

@@ -19,6 +19,7 @@ from model.forward import Model
 from model.gpu.attention_backend import TritonAttention, why_not
 from model.gpu.compilations import Compilations
 from model.gpu.draws import GpuOps, prepare_draws, start_draws
+from model.gpu.flashinfer import FlashInferPrompts, open_flashinfer
 from model.gpu.float8_product import Float8Product, ScaledFloat8Weights, can_multiply
 from model.gpu.graphs import CudaRecorder, GraphDecoder, graph_tokens
 from model.gpu.graphs import why_not as why_no_graphs
@@ -54,6 +55,7 @@ class TritonBackend:
         device: Device of the model.
         scratch: Room that the products of the model share.
         compilations: What Triton compiles.
+        prompts: FlashInfer, which computes the attention of long prompts; None where Triton's kernels do.
     """
 
     dtype: str
@@ -61,6 +63,7 @@ class TritonBackend:
     device: torch.device
     scratch: Scratch
     compilations: Compilations = field(default_factory=Compilations)
+    prompts: FlashInferPrompts | None = None
     _products: dict[object, GroupProduct] = field(default_factory=dict)
 
     def last_compiled(self) -> float:
@@ -68,7 +71,8 @@ class TritonBackend:
 
     @property
     def numerics(self) -> str:
-        return f"triton {triton.__version__} {torch.cuda.get_device_name(self.device)}"
+        prompts = "" if self.prompts is None else f" flashinfer {self.prompts.version}"
+        return f"triton {triton.__version__}{prompts} {torch.cuda.get_device_name(self.device)}"
 
     @property
     def logit_ops(self) -> LogitOps:
@@ -120,8 +124,9 @@ class TritonBackend:
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> TritonAttention:
         made = TritonAttention(
-            layout, pages, config.heads, self.kv_dtype, self.device, self.dtype, config.scale, config.soft_cap
-        )
+            layout, pages, config.heads, self.kv_dtype, self.device, self.dtype, config.scale, config.soft_cap,
+            prompts=self.prompts,
+        )  # fmt: skip
         made.prepare(config.recurrent)
         return made
 
@@ -184,12 +189,18 @@ def open_gpu_backend(
     layout = own.kv_layout(settings.page_size, kv_dtype)
     if reason := why_no_kernels(own, layout):
         raise NoKernels(reason)
-    on = torch.device(device)
-    backend = TritonBackend(dtype, kv_dtype, on, Scratch(getattr(torch, dtype), on))
+    on, prompts = torch.device(device), None
+    if settings.backend == "flashinfer":
+        prompts = open_flashinfer(own, layout, dtype, kv_dtype, on)
+    backend = TritonBackend(dtype, kv_dtype, on, Scratch(getattr(torch, dtype), on), prompts=prompts)
     backend.compilations.watch()
     try:
         backend.attention(own, layout, 1)
+    except NoKernels:
+        raise
     except Exception as error:  # Triton needs a C compiler, a cache directory, an assembler for the device
         raise NoKernels(f"Triton cannot compile them: {type(error).__name__}: {error}") from error
-    log.info("attention: Triton's kernels on %s, compute capability %d.%d", torch.cuda.get_device_name(), major, minor)
+    of_prompts = "" if prompts is None else f", of long prompts FlashInfer {prompts.version}"
+    name = torch.cuda.get_device_name()
+    log.info("attention: Triton's kernels on %s, compute capability %d.%d%s", name, major, minor, of_prompts)
     return backend

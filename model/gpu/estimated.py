@@ -20,6 +20,8 @@ from model.errors import CheckpointError
 from model.footprint import shape_with_weights
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.backend import TritonBackend, why_no_kernels
+from model.gpu.flashinfer import room_of
+from model.gpu.flashinfer import why_not as why_not_flashinfer
 from model.gpu.graphs import graph_tokens
 from model.gpu.parts import with_kernels
 from model.gpu.unlaunched import ZeroAnswers, unlaunched
@@ -40,7 +42,8 @@ class DeviceEstimate:
     """Memory of an engine, or of each of its ranks, on a GPU.
 
     Attributes:
-        weights: Bytes of the weights, and of what is made with them: tables of angles, room to unpack weights in.
+        weights: Bytes of the weights, and of what is made with them: tables of angles, room to unpack weights in, that
+            of FlashInfer.
         working: What steps take beside weights and KV.
     """
 
@@ -112,6 +115,9 @@ def estimate_device(config: ModelConfig, settings: ModelSettings, sizes: StepSiz
     layout = own.kv_layout(settings.page_size, kv_dtype)
     if reason := why_no_kernels(own, layout):
         raise NoKernels(reason)
+    prompts = settings.backend == "flashinfer"
+    if prompts and (reason := why_not_flashinfer(layout, dtype, kv_dtype)):
+        raise NoKernels(reason)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     maker = TritonBackend(dtype, kv_dtype, META, Scratch(torch_dtype, META)).maker
 
@@ -131,4 +137,4 @@ def estimate_device(config: ModelConfig, settings: ModelSettings, sizes: StepSiz
         raise
     except Exception as error:  # as where weights are loaded
         raise CheckpointError(f"its steps cannot be run without numbers: {error!r:.200}") from error
-    return DeviceEstimate(weights, working)
+    return DeviceEstimate(weights + (room_of(layout) if prompts else 0), working)

@@ -125,6 +125,7 @@ class Spans:
 
 def divide(
     slices: Ints,
+    tokens: int,
     seen: VisibleKeys,
     tables: NDArray[np.int32],
     page_size: int,
@@ -136,6 +137,7 @@ def divide(
 
     Args:
         slices: [n, 3] int64. Row, first token, tokens.
+        tokens: Tokens of the step, some of which may be in no slice: nothing is computed for them.
         seen: Keys that each token sees.
         tables: [rows, width] int32. Page ids.
         page_size: Tokens of a page.
@@ -144,7 +146,6 @@ def divide(
         most_parts: Most partial results of a round, unless one tile of tokens has more.
     """
     spans = _spans(slices, seen, tables.shape[1], tuning, tile_heads)
-    tokens = int(slices[:, 2].sum())
     bounds = _rounds(spans.parts, most_parts)
     shared = Shared.none()
     if len(bounds) == 2:

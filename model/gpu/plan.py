@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.gpu.attention import HEADER, JOIN_FIELDS
+from model.gpu.flashinfer import LongSlices
 from model.gpu.packer import Ints, Packer
 from model.gpu.pieces import FEW, MANY, SHARED, Division
 from model.gpu.state_plan import StatePlan, StateWork
@@ -86,6 +87,7 @@ class GpuPlan:
         rows: Rows of the graphs that may compute the plan, see `Places`; 0 for none.
         mixed: Whether these graphs are those for any step, not those for one token a sequence.
         states: Plan of the recurrent layers. None for a model without some.
+        prompts: Slices that FlashInfer computes; None without any.
     """
 
     packed: Tensor
@@ -93,6 +95,7 @@ class GpuPlan:
     rows: int = 0
     mixed: bool = False
     states: StatePlan | None = None
+    prompts: LongSlices | None = None
 
     @property
     def shares(self) -> bool:

@@ -201,7 +201,8 @@ app.command()(models)
 app.command()(top)
 
 
-GPU_FLAGS = "gpu_memory_utilization", "tensor_parallel", "max_sequences", "max_batched_tokens"
+GPU_FLAGS = "gpu_memory_utilization", "tensor_parallel", "backend", "max_sequences", "max_batched_tokens"
+GPU_BACKENDS = "auto", "triton", "flashinfer"
 
 
 @app.command()
@@ -237,6 +238,9 @@ def estimate(
     tensor_parallel: Annotated[
         int, typer.Option(help="With --gpu-memory: GPUs that compute the model together; sizes are of each.")
     ] = 1,
+    backend: Annotated[
+        str, typer.Option(help="With --gpu-memory: auto, triton or flashinfer, as `serve` has them.")
+    ] = "auto",
     max_sequences: Annotated[int, typer.Option(help="With --gpu-memory: sequences that run at once.")] = 256,
     max_batched_tokens: Annotated[
         int | None,
@@ -268,7 +272,13 @@ def estimate(
             raise ValueError(f"--{given[0].replace('_', '-')} is of a GPU: it needs --gpu-memory")
         if gpu_memory is not None and gpu_memory < 1:
             raise ValueError(f"--gpu-memory is {gpu_memory} bytes, must be at least 1")
-        of_gpu: dict[str, Any] = {"gpu_memory_utilization": gpu_memory_utilization, "tensor_parallel": tensor_parallel}
+        if gpu_memory is not None and backend not in GPU_BACKENDS:
+            raise ValueError(f"--backend is {backend!r}: with --gpu-memory it must be one of {', '.join(GPU_BACKENDS)}")
+        of_gpu: dict[str, Any] = {
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "tensor_parallel": tensor_parallel,
+            "backend": backend,
+        }
         settings = ModelSettings(
             model,
             dtype=dtype,

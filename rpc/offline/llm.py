@@ -66,7 +66,7 @@ class LLM:
         host_cache_memory: Bytes of host memory for copies of cached KV pages that leave the pool; None keeps none.
         recompute: Whether each step computes every token of a sequence again, for comparisons.
         quantization: "int8" or "int4" keeps the weights of linear layers in 8 or 4 bits; None leaves them.
-        backend: Attention backend and kernels: "auto", "cpu", "triton" or "reference".
+        backend: Attention backend and kernels: "auto", "cpu", "triton", "flashinfer" or "reference".
         tensor_parallel: Processes that share the model.
         speculative_tokens: Most draft tokens of a sequence in a step, guessed from its own text; output stays the same.
         logits_processors: Each is called with a sequence's prompt, int32 [tokens], and returns its

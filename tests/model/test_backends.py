@@ -3,7 +3,9 @@
 import logging
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -155,6 +157,34 @@ def test_on_a_gpu_its_kernels_where_they_can(
     assert f"The GPU's kernels are not used: {reason}" in caplog.text
     with pytest.raises(ValueError, match=f"--backend is 'triton': {reason}"):
         chosen("triton")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "module", "reason"),
+    [
+        ("float32", None, "FlashInfer is given weights and KV alike in float16 or bfloat16, not float32 and float32"),
+        ("bfloat16", None, "FlashInfer is given causal heads of 64, 128, 256 elements, and no layer has such"),
+        ("float16", None, "FlashInfer is not installed"),
+        ("float16", ModuleType("flashinfer"), "FlashInfer cannot start: AttributeError: module 'flashinfer' has no"),
+    ],
+)
+def test_flashinfer_where_it_can(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    module: ModuleType | None,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    if module is not None:
+        module.__spec__ = ModuleSpec("flashinfer", None)
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    config = read_config(tiny if dtype == "bfloat16" else write_llama(tmp_path, head_dim=64))
+    with pytest.raises(ValueError, match=f"--backend is 'flashinfer': {reason}"):
+        choose_backend(config, ModelSettings(backend="flashinfer"), dtype, dtype, "cuda")
+    with pytest.raises(ValueError, match="--backend is 'flashinfer': they need --device cuda"):
+        loaded(tiny, backend="flashinfer", device="cpu")
 
 
 def test_ranks_on_gpus_have_its_kernels_for_their_own_heads(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

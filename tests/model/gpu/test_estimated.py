@@ -112,6 +112,14 @@ def test_a_file_may_have_flags_of_other_commands(tmp_path: Path) -> None:
     assert there["bytes_a_token"] == 65_536
 
 
+def test_flashinfer_has_room_of_its_own(tmp_path: Path) -> None:
+    without = estimated(written(tmp_path, LLAMA_8B), "--gpu-memory", "24GB")
+    found = estimated(tmp_path, "--gpu-memory", "24GB", "--backend", "flashinfer")
+    room = (128 + 8) * MIB + 128 * 1024
+    assert found["weight_bytes"] == without["weight_bytes"] + room
+    assert found["memory_bytes"] == without["memory_bytes"] - room
+
+
 def test_each_rank_has_a_part(tmp_path: Path) -> None:
     one = estimated(written(tmp_path, LLAMA_8B), "--gpu-memory", "80GB")
     half = estimated(tmp_path, "--gpu-memory", "80GB", "--tensor-parallel", "2")
@@ -277,6 +285,15 @@ def test_a_tied_output_layer_is_copied_where_a_cpu_has_kernels(dtype: str, copie
         (("--gpu-memory", "24GB", "--kv-cache-memory", "1GB"), "it takes no --kv-cache-memory"),
         (("--gpu-memory", "0"), "--gpu-memory is 0 bytes, must be at least 1"),
         (("--gpu-memory", "24GB", "--max-sequences", "0"), "--max-sequences is 0, must be in"),
+        (
+            ("--gpu-memory", "24GB", "--backend", "cpu"),
+            "--backend is 'cpu': with --gpu-memory it must be one of auto, ",
+        ),
+        (
+            ("--gpu-memory", "24GB", "--backend", "flashinfer", "--dtype", "float32"),
+            "alike in float16 or bfloat16, not f",
+        ),
+        (("--backend", "triton"), "--backend is of a GPU: it needs --gpu-memory"),
         (("--max-batched-tokens", "64"), "--max-batched-tokens is of a GPU: it needs --gpu-memory"),
         (("--tensor-parallel", "2"), "--tensor-parallel is of a GPU: it needs --gpu-memory"),
     ],

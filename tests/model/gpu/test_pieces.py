@@ -36,7 +36,7 @@ def division(
     seen = VisibleKeys.of(shape_of(slices, tables, page), window, chunked)
     count = np.array([now for _, now in slices])
     rows = np.stack((np.arange(len(count)), np.cumsum(count) - count, count), axis=1)
-    return divide(rows, seen, tables, page, TUNING, TILE_HEADS, most), seen
+    return divide(rows, len(seen.first), seen, tables, page, TUNING, TILE_HEADS, most), seen
 
 
 def check(made: Division, seen: VisibleKeys, tables: np.ndarray, page: int, row_of: np.ndarray) -> None:
