@@ -12,6 +12,7 @@ from cache_manager.layout import KVLayout, KVShape, LayerGroup
 from model.attention.backend import StateSegments, StepShape
 from model.attention.visible_keys import VisibleKeys
 from model.cpu.kernels.attention import write_attention
+from model.cpu.kernels.attention_tiles import TILED_ROWS, can_have_tiles
 from model.cpu.kernels.eight_bit import EIGHT_BITS, EightBit
 from model.cpu.kernels.element import ELEMENTS, Element
 from model.cpu.kernels.heads import MOST_DIM, HeadNorm, write_heads
@@ -28,7 +29,7 @@ from model.cpu.states import CpuStates
 
 SINGLE, SEVERAL = 0, 1
 MOST_RESULT = 2**17  # elements of a token's result; a thread has two such states of 4 bytes on its stack
-MOST_TOGETHER = 12  # query heads that share a latent and are one thread's work: two tokens of them fill SUMS
+MOST_TOGETHER = 12  # query heads that share a latent and are one thread's work: two tokens of them fill `mixing.SUMS`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,11 +110,18 @@ class CpuGroup:
 
     @staticmethod
     def of(
-        group: LayerGroup, heads: Heads, scale: float | None, soft_cap: float | None, slopes: Sequence[float]
+        group: LayerGroup,
+        heads: Heads,
+        scale: float | None,
+        soft_cap: float | None,
+        slopes: Sequence[float],
+        has_tiles: bool,
     ) -> "CpuGroup":
-        capped, sloped, several = soft_cap is not None, bool(slopes), max(1, SUMS // heads.shared)
+        capped, sloped, tiled = soft_cap is not None, bool(slopes), has_tiles and can_have_tiles(heads)
+        several = max(1, (TILED_ROWS if tiled else SUMS) // heads.shared)
         shapes = (
-            Shape(heads, tokens, listed, capped, sloped=sloped) for tokens, listed in ((1, False), (several, True))
+            Shape(heads, tokens, listed, capped, sloped=sloped, tiled=tiled)
+            for tokens, listed in ((1, False), (several, True))
         )
         by_head = torch.tensor(slopes, dtype=torch.float32) * LOG2E if sloped else None
         scaling = scale or heads.dim**-0.5, soft_cap or 0.0
@@ -180,7 +188,14 @@ class CpuAttention:
         self.machine = machine
         self._page_size = layout.page_size
         self._groups = [
-            CpuGroup.of(group, _heads_of(group.shape, heads, element, rows, kind), scale, soft_cap, slopes)
+            CpuGroup.of(
+                group,
+                _heads_of(group.shape, heads, element, rows, kind),
+                scale,
+                soft_cap,
+                slopes,
+                machine.compiler.has_tiles,
+            )
             for group in layout.groups
         ]
         self._place = {layer: (g, i) for g, group in enumerate(layout.groups) for i, layer in enumerate(group.layers)}
@@ -271,7 +286,7 @@ class CpuAttention:
                     ),
                 )
             )  # fmt: skip
-        join = replace(group.shapes[SINGLE], sinks=sinks is not None)
+        join = replace(group.shapes[SINGLE], sinks=sinks is not None, tiled=False)
         made.append(
             Call(
                 f"join_{join.name}",

@@ -245,6 +245,9 @@ FEW = (
     {"group": 1, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": "int8", "sinks": False},
     {"group": 20, "kv_heads": 3, "head_dim": 16, "dtype": "float32", "kv": "fp8", "sinks": True},
     {"group": 20, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": None, "sinks": False},
+    {"group": 1, "kv_heads": 3, "head_dim": 32, "dtype": "bfloat16", "kv": None, "sinks": True},
+    {"group": 3, "kv_heads": 2, "head_dim": 64, "dtype": "bfloat16", "kv": None, "sinks": False},
+    {"group": 20, "kv_heads": 1, "head_dim": 96, "dtype": "bfloat16", "kv": None, "sinks": False, "latent": 32},
     {"group": 3, "kv_heads": 2, "head_dim": 48, "dtype": "bfloat16", "kv": None, "sinks": False, "sloped": True},
     {"group": 20, "kv_heads": 1, "head_dim": 48, "dtype": "bfloat16", "kv": None, "sinks": False, "latent": 32},
     {"group": 3, "kv_heads": 1, "head_dim": 48, "dtype": "float32", "kv": None, "sinks": False, "latent": 16},
@@ -271,7 +274,7 @@ cases = cases_of(
     cases_of(
         kernels=True,
         groups=[1, 3, 20],
-        dims=[16, 48],
+        dims=[16, 48, 64],
         pages=[1, 7, 16, 64],
         dtypes=["float32", "bfloat16"],
         long=[511, 512, 600],
@@ -305,6 +308,10 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 3e-3}
 @example(Case(((600, 1), (130, 30)), group=20, kv_heads=1, head_dim=576, latent=512, page_size=7, kernels=True))
 @example(Case(((600, 1), (530, 30)), group=4, kv_heads=1, head_dim=256, dtype="bfloat16", kernels=True))
 @example(Case(((600, 1), (530, 30)), group=4, kv_heads=1, head_dim=256, kernels=True, kv="int8"))
+@example(
+    Case(((600, 1), (530, 90)), group=5, head_dim=96, page_size=7, windows=(33, None), dtype="bfloat16", kernels=True)
+)
+@example(Case(((600, 1), (530, 90)), group=20, kv_heads=1, head_dim=32, dtype="bfloat16", kernels=True, sloped=True))
 def test_equals_plain_attention(case: Case) -> None:
     pool = Pool(case)
     for layer in range(LAYERS):
@@ -395,6 +402,7 @@ def test_bits_do_not_depend_on_batch_chunks_or_pages(case: Case, data: st.DataOb
     [
         {},
         {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "head_dim": 64},
         {"kv": "int8", "page_size": 32},
         {"page_size": 7, "sinks": True},
         {"head_dim": 32, "latent": 16},
@@ -550,6 +558,7 @@ def test_copy_copies_exactly_the_given_pages(page_size: int, dtype: str) -> None
 @pytest.mark.parametrize(
     "case",
     [Case((), 2, page_size=4), Case((), 3, head_dim=16, kernels=True)]
+    + [Case((), 3, head_dim=32, kernels=True, dtype="bfloat16", page_size=size) for size in (7, 16)]
     + [Case((), 3, head_dim=32, latent=16, kernels=True, page_size=size) for size in (7, 16)]
     + [Case((), 3, head_dim=16, kernels=True, kv=kv, page_size=size) for kv in EIGHT_BIT for size in (7, 16)],
 )

@@ -17,6 +17,7 @@ the sequence, are joined in their order (Flash-Decoding, 2023), whether one thre
 from dataclasses import dataclass
 
 from model.cpu.kernels import math
+from model.cpu.kernels.attention_tiles import AttentionTiles
 from model.cpu.kernels.code import Code
 from model.cpu.kernels.kv import BLOCK, gather_row
 from model.cpu.kernels.latent import put_values
@@ -93,9 +94,10 @@ def write_attention(shape: Shape) -> Writer:
         scores = code.room(s.group * s.rows * LANES * 4)
         weights = code.room(s.group * s.rows * LANES * h.element.size)
         tail = code.room(h.value_bytes)
+        tiles = AttentionTiles.of(code, h, s.rows, packs=s.listed) if s.tiled else None
         number = code.variable(code.claimed(counter))
         with code.repeat(lambda: number.value < count):
-            piece = _Piece(code, s, pieces + number.value * (8 * len(PIECE)), queries, first, last)
+            piece = _Piece(code, s, pieces + number.value * (8 * len(PIECE)), queries, first, last, tiles)
             _reset(code, s, piece, whole)
             block = code.variable(piece.block)
             with code.repeat(lambda: block.value < piece.end):
@@ -116,6 +118,8 @@ def write_attention(shape: Shape) -> Writer:
             with code.when(piece.partial >= 0):
                 _keep(code, s, piece, whole, code.held(partial))
             number.set(code.claimed(counter))
+        if tiles is not None:
+            tiles.release()
 
     return write
 
@@ -144,14 +148,24 @@ class _KeySource:
 
 
 class _Piece:
-    """Fields of a piece, and the places of its queries."""
+    """Fields of a piece, and the places of its queries.
 
-    def __init__(self, code: Code, s: Shape, place: Value, queries: Value, first: Value, last: Value) -> None:
+    Attributes:
+        tiles: Code of its products; None without matrix registers.
+    """
+
+    def __init__(
+        self, code: Code, s: Shape, place: Value, queries: Value, first: Value, last: Value,
+        tiles: AttentionTiles | None,
+    ) -> None:  # fmt: skip
         fields = [code.load(place, INT64, 8 * i) for i in range(len(PIECE))]
         self.table, self.token, self.tokens, self.head, self.heads, self.block, blocks, self.partial = fields
         self.end = self.block + blocks
         self.first, self.last = first, last
-        self._code, self._queries, self._shape = code, queries, s
+        self._code, self._queries, self._shape, self.tiles = code, queries, s, tiles
+        if tiles is not None and tiles.packed is not None:
+            for row in range(s.rows):
+                tiles.put_query(row, self.query(row, code.integer(0)))
 
     def token_of(self, number: Value | int) -> Value:
         """Returns a token's place in the step; past the end, the last token's."""
@@ -171,6 +185,11 @@ class _Piece:
         at = self.token_of(row // s.shared) * s.heads.heads + (self.head + head) * s.shared + row % s.shared
         return self._queries + at * (s.heads.dim * s.heads.element.size)
 
+    def all_queries(self, head: Value) -> Value:
+        """Returns the address of the queries of all rows, which lie side by side."""
+        packed = None if self.tiles is None else self.tiles.packed
+        return self.query(0, head) if packed is None else packed
+
     def first_of(self, token: Value | int) -> Value:
         """Returns the first key that a token sees, in 32 bits."""
         return self._code.load(self.first + self.token_of(token) * 4, INT32)
@@ -179,7 +198,7 @@ class _Piece:
         """Returns the key after the last that a token sees, in 32 bits."""
         return self._code.load(self.last + self.token_of(token) * 4, INT32)
 
-    def distances(self, token: int, block: Value) -> Value:
+    def distances(self, token: Value | int, block: Value) -> Value:
         """Returns how far a block's 16 keys are behind a token, 0 or less, float32."""
         first = self._code.narrowed(block * BLOCK, INT32) + 1 - self.last_of(token)
         return self._code.to_float(self._code.lane_numbers() + self._code.splat(first))
@@ -233,7 +252,7 @@ def _block(
             _gather(code, s, piece, keys, block, head)
         mine = state.row(head * s.rows, h.value_dim)
         values = keys.tile if h.latent and not h.rows else here + part + h.part_bytes
-        _scores(code, s, piece, head, keys, block, here + part, after + part, scores)
+        _scores(code, s, piece, head, keys, block, [here + part], [after + part], scores)
         _weigh(code, s, piece, block, mine, here + part, values, after + part, scores, weights, tail)
 
 
@@ -261,9 +280,7 @@ def _group(
     with code.loop(0, piece.heads) as head:
         part = (piece.head + head) * h.head_bytes
         mine = state.row(head * s.rows, h.value_dim)
-        for i in range(s.group):
-            place = scores + i * (s.rows * LANES * 4)
-            _scores(code, s, piece, head, keys, block + i, here[i] + part, after[i] + part, place)
+        _scores(code, s, piece, head, keys, block, [x + part for x in here], [x + part for x in after], scores)
         calm = code.variable(code.integer(0))
         with code.when(whole):
             calm.set(code.select(far_above(code, s, mine, scores), code.integer(0), code.integer(1)))
@@ -271,11 +288,21 @@ def _group(
         values = tiles if h.latent else values
         with code.when(calm.value.equals(1)):
             softmax_all(code, s, mine, scores, weights, [place + part + h.value_scales for place in here])
-            mix(code, s, mine, values, next_values, weights)
+            _mix(code, s, piece, mine, values, next_values, weights)
         with code.when(calm.value.equals(0)):
             for i in range(s.group):
                 score, own, then = scores + i * (s.rows * LANES * 4), here[i] + part, after[i] + part
                 _weigh(code, s, piece, block + i, mine, own, values[i], then, score, weights, tail)
+
+
+def _mix(
+    code: Code, s: Shape, piece: "_Piece", state: State, values: list[Value], after: list[Value], weights: Value
+) -> None:
+    """Adds blocks of values by their weights."""
+    if piece.tiles is None:
+        mix(code, s, state, values, after, weights)
+        return
+    piece.tiles.mix(state.mixed, values, [] if s.listed or s.heads.latent else after, weights)
 
 
 def _place(code: Code, s: Shape, piece: "_Piece", keys: _KeySource, block: Value) -> Value:
@@ -306,7 +333,7 @@ def _weigh(
         with code.when((block + 1) * BLOCK > end):
             zero_after(code, h, values, tail, end - block * BLOCK)
             finite.set(tail)
-    mix(code, s, state, [finite.value], [after + h.part_bytes], weights)
+    _mix(code, s, piece, state, [finite.value], [after + h.part_bytes], weights)
 
 
 def _row(code: Code, piece: "_Piece", keys: _KeySource, position: Value) -> Value:
@@ -336,11 +363,35 @@ def _scores(
     head: Value,
     keys: _KeySource,
     block: Value,
+    here: list[Value],
+    after: list[Value],
+    scores: Value,
+) -> None:
+    """Computes the scores of all rows with the keys of neighbouring blocks, in base 2."""
+    if piece.tiles is None:
+        for i, (place, following) in enumerate(zip(here, after, strict=True)):
+            _scores_of_block(code, s, piece, head, keys, block + i, place, following, scores + i * (s.rows * LANES * 4))
+        return
+    piece.tiles.put_scores(piece.all_queries(head), here, [] if s.listed else after, scores)
+    for i in range(len(here)):
+        with code.loop(0, s.rows) as row:
+            place = scores + (row + i * s.rows) * (LANES * 4)
+            score = _scaled(code, s, piece, head, keys, block + i, here[i], row, code.load(place, FLOATS))
+            code.store(score, place)
+
+
+def _scores_of_block(
+    code: Code,
+    s: Shape,
+    piece: _Piece,
+    head: Value,
+    keys: _KeySource,
+    block: Value,
     here: Value,
     after: Value,
     scores: Value,
 ) -> None:
-    """Computes the scores of all rows with 16 keys, in base 2."""
+    """Computes the scores of all rows with 16 keys, in base 2, without matrix registers."""
     h = s.heads
     queries = [piece.query(row, head) for row in range(s.rows)]
     zero = code.floats(0.0)
@@ -355,17 +406,33 @@ def _scores(
                 query = h.element.everywhere(code, queries[row] + i * 4)
                 total.set(h.element.dot(code, total.value, key, query))
         for total, row in zip(sums, rows, strict=True):
-            score = total.value * keys.scale
-            if h.eight_bit:
-                score = score * code.load(here, FLOATS, h.number_bytes)
-            if s.capped:
-                score = math.tanh(code, score / keys.cap) * keys.cap
-            score = score * math.LOG2E
-            if s.sloped:
-                column = (piece.head + head) * s.shared + row % s.shared
-                slope = code.splat(code.load(keys.slopes + column * 4, FLOAT32))
-                score = code.fma(slope, piece.distances(row // s.shared, block), score)
+            score = _scaled(code, s, piece, head, keys, block, here, row, total.value)
             code.store(score, scores, row * LANES * 4)
+
+
+def _scaled(
+    code: Code,
+    s: Shape,
+    piece: _Piece,
+    head: Value,
+    keys: _KeySource,
+    block: Value,
+    here: Value,
+    row: Value | int,
+    products: Value,
+) -> Value:
+    """Returns the scores of a row with a block, in base 2, by its products with the keys."""
+    score = products * keys.scale
+    if s.heads.eight_bit:
+        score = score * code.load(here, FLOATS, s.heads.number_bytes)
+    if s.capped:
+        score = math.tanh(code, score / keys.cap) * keys.cap
+    score = score * math.LOG2E
+    if s.sloped:
+        column = (piece.head + head) * s.shared + row % s.shared
+        slope = code.splat(code.load(keys.slopes + column * 4, FLOAT32))
+        score = code.fma(slope, piece.distances(row // s.shared, block), score)
+    return score
 
 
 def _finish(code: Code, s: Shape, piece: _Piece, whole: State, out: Value, stride: Value, sinks: Value) -> None:

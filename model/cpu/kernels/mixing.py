@@ -31,6 +31,7 @@ class Shape:
         capped: Whether scores have a soft cap.
         sinks: Whether each query head has a sink: a further key whose value is 0.
         sloped: Whether scores have a bias by distance (ALiBi).
+        tiled: Whether products are those of matrix registers, see `model.cpu.kernels.attention_tiles`.
     """
 
     heads: Heads
@@ -39,11 +40,12 @@ class Shape:
     capped: bool
     sinks: bool = False
     sloped: bool = False
+    tiled: bool = False
 
     @property
     def name(self) -> str:
         h = self.heads
-        marks = [word for word in ("listed", "capped", "sinks", "sloped") if getattr(self, word)]
+        marks = [word for word in ("listed", "capped", "sinks", "sloped", "tiled") if getattr(self, word)]
         kind = "_".join([str(self.tokens), *marks])
         return f"{h.heads}_{h.kv_heads}_{h.dim}_{h.stored}_{kind}"
 
@@ -68,15 +70,15 @@ class Shape:
     def together(self) -> int:
         """Rows whose sums are in registers at once."""
         vectors = self.heads.value_dim // LANES
-        return _divisor(self.rows, SUMS // vectors if vectors <= WHOLE else FEW_ROWS)
+        return largest_divisor(self.rows, SUMS // vectors if vectors <= WHOLE else FEW_ROWS)
 
     @property
     def slice(self) -> int:
         """Vectors of a value whose sums are in registers at once."""
-        return _divisor(self.heads.value_dim // LANES, SUMS // self.together)
+        return largest_divisor(self.heads.value_dim // LANES, SUMS // self.together)
 
 
-def _divisor(number: int, most: int) -> int:
+def largest_divisor(number: int, most: int) -> int:
     """Returns the largest divisor of a number up to `most`."""
     return next(size for size in range(min(most, number), 0, -1) if number % size == 0)
 

@@ -13,6 +13,7 @@ Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, 
 import ctypes
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -28,6 +29,7 @@ ROWS, LINE = 16, 64  # of a tile: rows, and bytes of each
 STEPS = LINE // 4  # of a panel, in a tile of weights
 COPIED = 8 * STEPS  # steps of which rows that do not lie side by side are copied at once
 TILE_BYTES = ROWS * LINE
+TILES = 8
 STEP = PANEL * 4  # bytes of a step of a panel
 AHEAD = 4096  # bytes of the panel that are prefetched
 INPUTS, WEIGHTS = 4, 6  # first tile of inputs, of which there are two, and of weights; sums are in those before
@@ -60,7 +62,7 @@ def add_tile_sums(code: Code, rows: PanelRows, count: Value, panel: Value, steps
         steps: The number of its steps, a multiple of STEPS.
     """
     tiles = TileCode(code)
-    tiles.configure()
+    tiles.configure([(ROWS, LINE)] * TILES)
     stride = common_stride(code, rows, count)
     copies = [code.room(COPIED // STEPS * TILE_BYTES) for _ in range(2)]
     with code.loop(0, count, 2 * ROWS) as start:
@@ -148,19 +150,20 @@ def _add(code: Code, tiles: "TileCode", blocks: list[_Block], stride: Value, pan
 
 
 class TileCode:
-    """Instructions of tiles. Each tile is full: 16 rows of 64 bytes."""
+    """Instructions of tiles."""
 
     def __init__(self, code: Code) -> None:
         self._code = code
 
-    def configure(self) -> None:
-        code, room = self._code, self._code.room(64)
-        for offset in range(0, 64, 8):
-            code.store(code.integer(0), room, offset)
-        code.store(code.integer(1), room)  # palette 1: eight tiles
-        for offset in (16, 24):
-            code.store(code.integer(LINE * 0x0001_0001_0001_0001), room, offset)
-        code.store(code.integer(ROWS * 0x0101_0101_0101_0101), room, 48)
+    def configure(self, shapes: Sequence[tuple[int, int]]) -> None:
+        """Gives each of the TILES its rows, and the bytes of each row, a multiple of 4."""
+        made = bytearray(LINE)
+        made[0] = 1  # palette: eight tiles
+        for tile, (rows, width) in enumerate(shapes):
+            made[16 + 2 * tile], made[48 + tile] = width, rows
+        code, room = self._code, self._code.room(LINE)
+        for offset in range(0, LINE, 8):
+            code.store(code.integer(int.from_bytes(made[offset : offset + 8], "little")), room, offset)
         code.instruct("ldtilecfg", (), room)
 
     def release(self) -> None:
