@@ -71,19 +71,24 @@ def alone(shelf: Shelf) -> Alone:
     return told
 
 
-def near(rig: Rig, one: Rig | Said) -> None:
-    """The same tokens from near logits."""
+def near(rig: Rig, one: Rig | Said, gain: float = 3.0) -> None:
+    """The same tokens from near logits. gain: of the case, which spreads float32's errors with its logits.
+
+    Gemma 4's, with a gain of 8, were off those in float64 by 0.7e-4, 1.7e-4 and 1.3e-4 with 1, 2 and 4 ranks.
+    """
     assert rig.logits.keys() == one.logits.keys()
     assert {key: result.tokens for key, result in rig.results.items()} == {
         key: result.tokens for key, result in one.results.items()
     }
-    assert max(np.abs(logits - one.logits[key]).max() for key, logits in rig.logits.items()) < NEAR
+    assert max(np.abs(logits - one.logits[key]).max() for key, logits in rig.logits.items()) < NEAR * max(
+        1.0, gain / 3.0
+    )
 
 
 @each
 @pytest.mark.sample(2)
 def test_two_ranks(case: Case, shelf: Shelf, alone: Alone) -> None:
-    near(run(shelf.checkpoint(case), 2), alone(case, "auto"))
+    near(run(shelf.checkpoint(case), 2), alone(case, "auto"), case.gain)
 
 
 @pytest.mark.slow
@@ -91,13 +96,13 @@ def test_two_ranks(case: Case, shelf: Shelf, alone: Alone) -> None:
     ("case", "ranks"), [*((case, 2) for case in DIVISIBLE), *((case, 4) for case in BY_FOUR)], ids=str
 )
 def test_ranks_layer_by_layer(case: Case, ranks: int, shelf: Shelf, alone: Alone) -> None:
-    near(run(shelf.checkpoint(case), ranks, backend="reference"), alone(case, "reference"))
+    near(run(shelf.checkpoint(case), ranks, backend="reference"), alone(case, "reference"), case.gain)
 
 
 @pytest.mark.slow
 @each_by_four
 def test_more_ranks_than_kv_heads(case: Case, shelf: Shelf, alone: Alone) -> None:
-    near(run(shelf.checkpoint(case), 4), alone(case, "auto"))
+    near(run(shelf.checkpoint(case), 4), alone(case, "auto"), case.gain)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2", "falcon", "gpt-neox"])
