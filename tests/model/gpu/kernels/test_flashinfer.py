@@ -88,7 +88,7 @@ def test_equals_the_reference(case: Case, cap: float | None) -> None:
 
 
 def test_each_kind_of_slice_has_its_kernels() -> None:
-    """Those of a step without long slices may be graphs; a long slice keeps none from its own kernels."""
+    """A step without long slices may be a graph; a long slice keeps no other from its own kernels."""
     case = Case(LENGTHS, group=2, head_dim=64, dtype=HALF)
     pool = FlashInferPool(case)
     pool.attention.fix((2, 4, 8), (64, 256), 128)
@@ -122,7 +122,7 @@ def test_tokens_that_see_each_other_in_both_directions_are_the_kernels() -> None
 
 
 def test_bits_of_others_stay() -> None:
-    """Of decodes and short slices beside a long one."""
+    """Decodes and short slices beside a long one have the bits that they have without FlashInfer."""
     case = Case(LENGTHS, group=2, head_dim=64, dtype=HALF)
     with_it, without = FlashInferPool(case), TritonPool(case)
     for i, queries in enumerate(with_it.queries):
