@@ -165,11 +165,8 @@ def load(
     model, attention, starter = computer.model, computer.attention, computer.backend.starter
     store: Store | None = computer.store
     if group is not None:
-        attention, model, starter = (
-            RankGroupAttention(attention, group),
-            RankGroupModel(model, group, layout.page_size),
-            None,
-        )
+        attention, model = RankGroupAttention(attention, group), RankGroupModel(model, group, layout.page_size)
+        starter = starter if group.collective.runs_ahead else None
         store = None if store is None else RankGroupStore(store, group)
     runner = Runner(
         model, attention, layout, rows, device, computer.pages, settings.poison_freed_pages, store, recompute, images,

@@ -166,6 +166,8 @@ class Runner:
             began = time.perf_counter()
             logits = self._logits(packed.tokens, packed.token_positions, packed.wanted, attention, before=self._flight)
             self._computing += time.perf_counter() - began
+        except RankLost:  # as in `_try`
+            raise
         except Exception as error:  # `_run` finds the sequence that causes it
             log.warning("a step of %d slices raised %s, it is run again", len(plan.slices), type(error).__name__)
             return None

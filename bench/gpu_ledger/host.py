@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from bench.gpu_ledger.cases import LEDGER, MEASURED, REGIMES, LedgerModel, Regime
+from bench.gpu_ledger.costs import Work
 from bench.gpu_ledger.fake_driver import fake_driver
 from bench.gpu_ledger.published import steps
-from bench.gpu_ledger.steps import LedgerEngine, shape_of_step
+from bench.gpu_ledger.steps import CountedCollective, LedgerEngine, shape_of_step
+from model.parallel.shard import Shard
 
 DATA = Path(__file__).parents[1] / "results/gpu_ledger/host.json"
 TRIES = 9
@@ -36,14 +38,10 @@ class HostTime:
 
 
 def measured_cases() -> Iterator[tuple[LedgerModel, list[Regime]]]:
-    """Yields models on one device with the regimes of the ledger and of the measured steps."""
+    """Yields models with the regimes of the ledger and of the measured steps."""
     for model in dict.fromkeys((*LEDGER, *MEASURED.values())):
-        if model.ranks == 1:
-            regimes = REGIMES if model in LEDGER else ()
-            yield (
-                model,
-                [*regimes, *(one.regime for one in steps() if one.model is model and one.regime not in regimes)],
-            )
+        regimes = REGIMES if model in LEDGER else ()
+        yield model, [*regimes, *(one.regime for one in steps() if one.model is model and one.regime not in regimes)]
 
 
 def measure() -> dict[str, HostTime]:
@@ -51,7 +49,10 @@ def measure() -> dict[str, HostTime]:
     found = {}
     for model, regimes in measured_cases():
         with fake_driver(), torch.inference_mode():
-            graphs, launched = (LedgerEngine.of(model, model.layers, recorder, None) for recorder in (_once, None))
+            collective = CountedCollective(Shard(0, model.ranks), _uncounted) if model.ranks > 1 else None
+            graphs, launched = (
+                LedgerEngine.of(model, model.layers, recorder, collective) for recorder in (_once, None)
+            )
             for regime in regimes:
                 found[case_of(model, regime)] = HostTime(_least(graphs, regime), _least(launched, regime))
     return found
@@ -85,6 +86,10 @@ def _least(engine: LedgerEngine, regime: Regime) -> float:
         engine.run(regime, shape)
         taken.append(time.thread_time() - began)
     return min(taken)
+
+
+def _uncounted(_: str, __: Work) -> None:
+    """Counts no exchange."""
 
 
 def _once(work: Callable[[], object]) -> Callable[[], object]:

@@ -28,6 +28,7 @@ from model.gpu.tuning import tuning_for
 from model.gpu.unlaunched import ZeroAnswers
 from model.parallel.collective import ONE_RANK, Collective, Ranks
 from model.parallel.shard import Shard
+from model.parallel.sums import LEAST_SAVED, Adder, add_in_order, sum_of_ranks
 from model.sampling.sampler import SamplingRows
 
 META, HOST = torch.device("meta"), torch.device("cpu")
@@ -52,7 +53,7 @@ class LedgerEngine:
         Args:
             model: The model.
             layers: Its number of layers.
-            recorder: Records graphs. None: steps run launch by launch, as those of ranks do.
+            recorder: Records graphs. None: steps run launch by launch.
             collective: Collectives of its ranks.
         """
         shard = Shard(0, model.ranks)
@@ -119,18 +120,30 @@ class CountedCollective:
     shard: Shard
     add: Callable[[str, Work], None]
     name: str = "counted"
+    runs_ahead: bool = True
+    _linked: float = 0.0  # bytes of the sum that is made, until its first exchange
 
-    def sum(self, x: Tensor) -> Tensor:
-        return self.all_gather(x)[0]
+    def sum(self, x: Tensor, add: Adder = add_in_order) -> Tensor:
+        """Counts the bytes of a ring's sum, though whole parts are more: the floor is of any code."""
+        self._linked = 2 * x.nbytes * (self.shard.size - 1) / self.shard.size
+        return sum_of_ranks(x, self.shard.size, self, add, LEAST_SAVED["nccl"])
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Counts the bytes of a ring's sum, though parts that a kernel adds up are more: the floor is of any code."""
-        self.add("all_gather", Work(SUM, linked=2 * x.nbytes * (self.shard.size - 1) / self.shard.size))
-        return x.new_empty((self.shard.size, *x.shape))
+        return self._exchanged("all_gather", x.new_empty((self.shard.size, *x.shape)))
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        return self._exchanged("all_to_all", torch.empty_like(x))
+
+    def _exchanged(self, name: str, made: Tensor) -> Tensor:
+        linked, self._linked = self._linked, 0.0
+        self.add(name, Work(SUM, linked=linked))
+        return made
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         self.add("gather", Work(SUM, linked=x.itemsize * len(x) * (sum(widths) - widths[0])))
         return x.new_empty((len(x), sum(widths)))
+
+    def started(self) -> None: ...
 
     def fail(self, why: str) -> None: ...
 

@@ -45,13 +45,12 @@ def _ledger_row(model: LedgerModel, regime: Regime, step: LedgerStep, times: dic
     work = [", ".join(f"{size / 1e9:.2f}" for size in sizes), f"{step.total(lambda work: work.operations) / 1e12:.2f}"]
     least = f"{_ms(floor.seconds)} {max(limits, key=limits.__getitem__)}"
     launches = f"{step.count:,}, {outside:,}"
+    taken = times[host.case_of(model, regime)]
+    hosts = f"{_ms(taken.launched)} → {_ms(taken.engine)}"
     if model.ranks > 1:  # no exchange of ranks was ever timed
-        return [str(regime), launches, *work, least, "", "", NOT_DIVIDED, ""]
-    device, taken = device_seconds(step, regime, H100, published.rates()), times[host.case_of(model, regime)]
-    row = [
-        str(regime), launches, *work, least, _ms(device),
-        f"{_ms(taken.launched)} → {_ms(taken.engine)}",
-    ]  # fmt: skip
+        return [str(regime), launches, *work, least, "", hosts, NOT_DIVIDED, ""]
+    device = device_seconds(step, regime, H100, published.rates())
+    row = [str(regime), launches, *work, least, _ms(device), hosts]
     if (held := held_bytes(model, regime)) > H100.capacity:
         return [*row, f"does not fit: {held / 1e9:.0f} GB", ""]
     before, after = (max(device, seconds) for seconds in (taken.launched, taken.engine))

@@ -27,6 +27,7 @@ from model.cpu.kernels.program import Argument, Call, Machine, Program
 from model.cpu.rounds import HostCall
 from model.errors import RankLost
 from model.parallel.shard import Shard
+from model.parallel.sums import Adder
 
 HEAD, ROOMS, LAST = 4096, 3, 2  # LAST: the room of the logits
 MOST_RANKS = HEAD // LINE
@@ -40,7 +41,7 @@ def shared_memory() -> int:
 class SharedMemory:
     """`Collective` in shared memory. See above for its layout and invariant."""
 
-    name = "shared memory"
+    name, runs_ahead = "shared memory", False
 
     def __init__(self, machine: Machine, shard: Shard, file: int) -> None:
         """Maps the memory.
@@ -65,6 +66,9 @@ class SharedMemory:
         self._meeting = machine.program([self.call("meeting", write_meeting(shard.size), 0)])
 
     # Life
+
+    def started(self) -> None:
+        """Nothing changes: waits have no timeout, see `lives`."""
 
     def fail(self, why: str) -> None:
         self._why = self._why or why
@@ -130,7 +134,7 @@ class SharedMemory:
 
     # Layer by layer
 
-    def sum(self, x: Tensor) -> Tensor:
+    def sum(self, x: Tensor, add: Adder | None = None) -> Tensor:  # noqa: ARG002 - parts lie apart, and are added here
         parts = self._exchanged(x, self._sums % 2)
         self._sums += 1
         total = parts[0].clone()

@@ -56,6 +56,7 @@ class TritonBackend:
         scratch: Room that the products of the model share.
         compilations: What Triton compiles.
         prompts: FlashInfer, which computes the attention of long prompts; None where Triton's kernels do.
+        ranks: Ranks that the model is divided among.
     """
 
     dtype: str
@@ -64,6 +65,7 @@ class TritonBackend:
     scratch: Scratch
     compilations: Compilations = field(default_factory=Compilations)
     prompts: FlashInferPrompts | None = None
+    ranks: Ranks = ONE_RANK
     _products: dict[object, GroupProduct] = field(default_factory=dict)
 
     def last_compiled(self) -> float:
@@ -153,6 +155,7 @@ class TritonBackend:
         if reason := why_no_graphs(made):
             log.info("steps are run launch by launch, not as CUDA graphs: %s", reason)
         else:
+            self.ranks.exchange({})  # a rank that has failed is met now: graphs would wait for it for long
             model = GraphDecoder(made, cast(TritonAttention, attention), sizes, CudaRecorder())
         log.info("%d kernels were compiled", self.compilations.count)
         # By now the kernels of measured steps, graphs, mixtures and draws have run.
@@ -192,7 +195,7 @@ def open_gpu_backend(
     on, prompts = torch.device(device), None
     if settings.backend == "flashinfer":
         prompts = open_flashinfer(own, layout, dtype, kv_dtype, on)
-    backend = TritonBackend(dtype, kv_dtype, on, Scratch(getattr(torch, dtype), on), prompts=prompts)
+    backend = TritonBackend(dtype, kv_dtype, on, Scratch(getattr(torch, dtype), on), prompts=prompts, ranks=ranks)
     backend.compilations.watch()
     try:
         backend.attention(own, layout, 1)

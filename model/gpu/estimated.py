@@ -125,7 +125,7 @@ def estimate_device(config: ModelConfig, settings: ModelSettings, sizes: StepSiz
         # On the host: plans have numbers.
         return TritonAttention(layout, 1, own.heads, kv_dtype, HOST, dtype, own.scale, own.soft_cap)
 
-    ranks = ONE_RANK if shard.size == 1 else Ranks(shard, Unconnected(shard))
+    ranks = ONE_RANK if shard.size == 1 else Ranks(shard, Unconnected(shard, runs_ahead=True))
     try:
         with torch.inference_mode():
             with unlaunched(), ZeroAnswers(), AllocationCounter() as counter:

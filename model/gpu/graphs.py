@@ -6,6 +6,9 @@ Decodes: a graph is recorded for each of some numbers of sequences, and a step i
 sequences a second graph has the launch for keys that several share. Other steps, of at most MIXED_TOKENS, are padded
 likewise by their tokens. Their graphs end with the last layer: which rows' logits are wanted depends on the step.
 
+Exchanges of ranks are recorded too. So all ranks replay the same graph of a step: which one depends on the step's shape
+alone, and on what `model.loading` sees to be the same on all ranks.
+
 Invariant: everything that a graph reads keeps its address: tokens, positions, the plan of attention and states
 (`model.gpu.plan.Places`), the KV pool. All other steps run launch by launch.
 """
@@ -74,9 +77,8 @@ def why_not(part: object) -> str | None:
         return "which experts a step needs is known only when it runs"
     if isinstance(part, Rope) and part.axes:
         return "its rotary embedding turns by several axes, graphs have the position in the sequence alone"
-    # A graph could hold NCCL's exchanges, but a failure inside one was never tried on devices.
-    if isinstance(part, Summed | Gathered):
-        return "it is divided among ranks, whose exchanges are not recorded"
+    if isinstance(part, Summed | Gathered) and not part.collective.runs_ahead:
+        return f"it is divided among ranks, and {part.collective.name} does not put exchanges on the device's stream"
     if isinstance(part, list | tuple):
         parts: Sequence[object] = part
     elif is_dataclass(part):

@@ -119,13 +119,17 @@ class KernelPreNorm(PreNorm):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelSummed(Summed):
-    """`Summed` whose sum is a kernel, in the order of ranks: the bits are those of `Collective.sum`."""
+    """`Summed` whose parts are added by a kernel, with the bits of torch's operations."""
 
     def __call__(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        parts = self.collective.all_gather(self.part(x, batch))
-        out = torch.empty(parts.shape[1:], dtype=parts.dtype, device=parts.device)
-        add_ranks[(triton.cdiv(out.numel(), BLOCK),)](parts, out, out.numel(), RANKS=len(parts), BLOCK=BLOCK)
-        return out
+        return self.collective.sum(self.part(x, batch), add_by_kernel)
+
+
+def add_by_kernel(parts: Tensor) -> Tensor:
+    """`model.parallel.sums.Adder` of a kernel."""
+    out = torch.empty(parts.shape[1:], dtype=parts.dtype, device=parts.device)
+    add_ranks[(triton.cdiv(out.numel(), BLOCK),)](parts, out, out.numel(), RANKS=len(parts), BLOCK=BLOCK)
+    return out
 
 
 def with_kernels(decoder: Decoder) -> Decoder:

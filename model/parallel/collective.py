@@ -8,6 +8,7 @@ from torch import Tensor
 
 from model.forward import ForwardBatch
 from model.parallel.shard import Shard
+from model.parallel.sums import Adder, add_in_order
 
 
 class ShardedPart(Protocol):
@@ -21,19 +22,34 @@ class Collective(Protocol):
 
     A call raises RankLost where a rank does not come. The law of sums: parts are added in the order of ranks, in
     float32. So the bits of a row depend neither on the rows beside it nor on its place.
+
+    Attributes:
+        name: What exchanges tensors.
+        shard: This rank's shard.
+        runs_ahead: Whether a call returns before its exchange is done, which is put on the stream of the device. So
+            steps can be launched ahead, and recorded as CUDA graphs.
     """
 
     name: str
     shard: Shard
+    runs_ahead: bool
 
-    def sum(self, x: Tensor) -> Tensor:
-        """Returns the sum of all ranks' x [tokens, width], in x's dtype, on all ranks."""
+    def sum(self, x: Tensor, add: Adder = add_in_order) -> Tensor:
+        """Returns the sum of all ranks' x [tokens, width], in x's dtype, on all ranks.
+
+        Args:
+            x: This rank's part.
+            add: Adds parts by the law, where the collective has no sum of its own.
+        """
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Returns all ranks' x [tokens, width] as [ranks, tokens, width], on all ranks, for a sum by the same law."""
+        """Returns all ranks' x [tokens, width] as [ranks, tokens, width], on all ranks."""
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """Returns all ranks' x [n, widths[rank]] side by side on rank 0, and x on the others."""
+
+    def started(self) -> None:
+        """Ends the time in which exchanges wait long, since ranks compile: all have done a step. Also called again."""
 
     def fail(self, why: str) -> None:
         """Makes all calls that wait, now or later, raise RankLost with this reason. From any thread."""

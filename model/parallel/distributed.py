@@ -1,16 +1,17 @@
 """`Collective` of torch.distributed: gloo between CPUs of several machines, NCCL between GPUs.
 
-Parts are gathered and added here. A ring reduction of gloo or NCCL would add them in an order that depends on the place
-of a number in the buffer.
+Parts are exchanged and then added, see `model.parallel.sums`.
 
 With gloo an exchange that fails, or takes longer than the timeout, raises here. With NCCL it raises nothing: an
 exchange is put on the stream of the device, and the thread then waits for the device. torch has a thread of its own for
 that, the watchdog of ProcessGroupNCCL. It aborts the process at the first exchange that has failed or takes longer.
+It does not see exchanges in CUDA graphs, but each step begins with one that is in none (`model.parallel.steps`), and
+the next step's stays behind a graph that hangs.
 """
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,11 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions  # type: ignore[attr-defined]
 
 from model.errors import RankLost
 from model.parallel.group import START_SECONDS
 from model.parallel.shard import Shard
 from model.parallel.sockets import host_port, listen
+from model.parallel.sums import LEAST_SAVED, Adder, add_in_order, sum_of_ranks
 
 REASON_SECONDS = 0.5  # seconds to wait for the watch's reason after a failed exchange
 
@@ -47,40 +50,52 @@ class Distributed:
             shard: This rank's shard.
             store: Store in which ranks find each other.
             host: This machine's address, as others reach it.
-            seconds: Timeout of an exchange, once all have done a step. The first step may compile kernels, so it has
+            seconds: Timeout of an exchange from `started` on. Before, ranks may compile kernels, so it is
                 START_SECONDS.
         """
-        self.name, self.shard, self._why = name, shard, ""
+        self.name, self.shard, self.runs_ahead, self._why = name, shard, name == "nccl", ""
         self._seconds, self._starts = timedelta(seconds=seconds), True
         self._group = (open_nccl if name == "nccl" else open_gloo)(store, shard, host, self._seconds)
         # Of the group and not of each exchange: NCCL does not read the timeout in an exchange's options.
         self._group._set_default_timeout(timedelta(seconds=START_SECONDS))
+        # On the stream of the caller. NCCL's own would keep a tensor's memory from those that a graph makes after it.
+        self._of_all_gather, self._of_all_to_all = AllgatherOptions(), AllToAllOptions()
+        self._of_all_gather.asyncOp = self._of_all_to_all.asyncOp = False
 
-    def sum(self, x: Tensor) -> Tensor:
-        parts = self.all_gather(x)
-        total = parts[0].float()
-        for part in parts[1:]:
-            total = total + part.float()
-        return total.to(x.dtype)
+    def sum(self, x: Tensor, add: Adder = add_in_order) -> Tensor:
+        return sum_of_ranks(x, self.shard.size, self, add, LEAST_SAVED[self.name])
 
     def all_gather(self, x: Tensor) -> Tensor:
         # Into one tensor: NCCL would copy each part out of it. gloo takes ranks and rows as one dimension alone.
-        parts = x.new_empty((self.shard.size * len(x), x.shape[1]))
+        parts, x = x.new_empty((self.shard.size * len(x), x.shape[1])), x.contiguous()
+        self._exchange(lambda: self._group._allgather_base(parts, x, self._of_all_gather))
+        return parts.view(self.shard.size, *x.shape)
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """Returns row `rank` of all ranks' x [ranks, width], as [ranks, width] in the order of ranks."""
+        x = x.contiguous()
+        parts = torch.empty_like(x)
+        self._exchange(lambda: self._group.alltoall_base(parts, x, [], [], self._of_all_to_all))
+        return parts
+
+    def _exchange(self, start: Callable[[], Any]) -> None:
+        """Makes an exchange. Raises RankLost."""
         try:
-            self._group._allgather_base(parts, x.contiguous()).wait()
+            start().wait()
         except RuntimeError as error:
             raise RankLost(self._reason(error)) from None
         if self._why:
             raise RankLost(self._why)
-        return parts.view(self.shard.size, *x.shape)
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         width = max(widths)
         parts = self.all_gather(x if x.shape[1] == width else F.pad(x, (0, width - x.shape[1])))
-        if self._starts:  # a step ends with `gather`, so the first is done
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
+
+    def started(self) -> None:
+        if self._starts:
             self._starts = False
             self._group._set_default_timeout(self._seconds)
-        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
 
     def _reason(self, error: RuntimeError) -> str:
         """Returns the reason of a failure: the watch's, which sees it at the same time and knows the rank."""

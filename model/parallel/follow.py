@@ -11,8 +11,9 @@ from model.errors import RankLost
 from model.forward import ForwardBatch, Model
 from model.logit_parts import LogitParts
 from model.page_store import Store, copy_or_lose
+from model.parallel.collective import Collective
 from model.parallel.members import FollowerGroup
-from model.parallel.steps import Step, unpack_moves, unpack_step
+from model.parallel.steps import Step, receive_inputs, unpack_moves, unpack_step
 from model.parallel.wire import FrameKind, WireError, pack_arrays
 
 log = logging.getLogger("quire.ranks")
@@ -37,8 +38,8 @@ class ShardParts:
 class FollowerLoop:
     """Does the work that rank 0 sends."""
 
-    def __init__(self, parts: ShardParts) -> None:
-        self._parts = parts
+    def __init__(self, parts: ShardParts, collective: Collective) -> None:
+        self._parts, self._collective = parts, collective
 
     @torch.inference_mode()
     def until_the_end(self, joined: FollowerGroup) -> None:
@@ -71,14 +72,12 @@ class FollowerLoop:
         return None
 
     def _step(self, step: Step) -> None:
-        tokens, positions, wanted, more = (
-            torch.from_numpy(array).to(self._parts.device)
-            for array in (step.tokens, step.positions, step.wanted, step.parts)
-        )
-        attention = self._parts.attention
+        attention, device = self._parts.attention, self._parts.device
         plan = attention.plan(step.shape)
-        parts = LogitParts(more, _unread) if len(more) else None
-        self._parts.model.forward(ForwardBatch(tokens, positions, wanted, attention, plan, step.images, parts=parts))
+        parts = LogitParts(torch.from_numpy(step.parts).to(device), _unread) if len(step.parts) else None
+        given = step.inputs or receive_inputs(self._collective, step, device)
+        batch = ForwardBatch(given.tokens, given.positions, given.wanted, attention, plan, step.images, parts=parts)
+        self._parts.model.forward(batch)
 
 
 def _unread(_: torch.Tensor) -> None:
@@ -88,7 +87,7 @@ def _unread(_: torch.Tensor) -> None:
 def follow(parts: ShardParts, joined: FollowerGroup) -> None:
     """Works until rank 0 ends. Errors are sent to rank 0 before they are raised."""
     try:
-        FollowerLoop(parts).until_the_end(joined)
+        FollowerLoop(parts, joined.collective).until_the_end(joined)
     except RankLost as error:
         joined.follower.failed(str(error))
         raise

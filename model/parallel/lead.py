@@ -19,7 +19,7 @@ from model.forward import ForwardBatch, ForwardOutput, ImageEncoder, Model
 from model.logit_parts import LogitParts
 from model.page_store import Store, copy_or_lose
 from model.parallel.members import RankGroup
-from model.parallel.steps import pack_step, unpack_moves
+from model.parallel.steps import pack_step, send_inputs, unpack_moves
 from model.parallel.wire import FrameKind, pack_arrays
 
 log = logging.getLogger("quire.ranks")
@@ -154,7 +154,10 @@ class RankGroupModel:
         reading = None if batch.parts is None else _Reading(batch.parts)
         parts = None if reading is None else LogitParts(reading.parts.wanted, reading.read)
         try:
-            self._group.broadcast(FrameKind.STEP, pack_step(batch, batch.plan.shape, self._page_size))
+            ahead = self._group.collective.runs_ahead
+            self._group.broadcast(FrameKind.STEP, pack_step(batch, batch.plan.shape, self._page_size, not ahead))
+            if ahead:
+                send_inputs(self._group.collective, batch)
             own = replace(batch, attention=batch.attention.own, plan=batch.plan.own, parts=parts)
             output = self.own.forward(own)
         except RankLost as error:

@@ -47,6 +47,7 @@ class RankGroup:
     def started(self) -> None:
         """Starts to count silence: all ranks have loaded and done a step."""
         self._leader.started()
+        self.collective.started()
         self._watch.hear()
 
     def broadcast(self, kind: FrameKind, content: bytes) -> None:
@@ -82,6 +83,7 @@ class FollowerGroup:
 
     def started(self) -> None:
         """Starts to count rank 0's silence: a step is done."""
+        self.collective.started()
         self._watch.hear()
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FORMAT = 3  # changes with any of these formats
+FORMAT = 4  # changes with any of these formats
 MOST_BYTES = 2**30  # bytes of a step's frame: its features of images are the largest
 MOST_WORDS = 2**16  # bytes of JSON
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.distributed_c10d import AllgatherOptions
 
 FAULT = "QUIRE_TEST_RANK_FAULT"  # of a follower: name and file of its fault
 LONG = timedelta(hours=1)
@@ -38,10 +39,10 @@ class FailingGroup:
     def __init__(self, group: Any, fault: Fault, file: Path) -> None:
         self._group, self._fault, self._file = group, fault, file
 
-    def _allgather_base(self, parts: Tensor, x: Tensor) -> Any:
+    def _allgather_base(self, parts: Tensor, x: Tensor, options: AllgatherOptions) -> Any:
         if self._file.exists():
             return self._fault(self._group, parts, x)
-        return self._group._allgather_base(parts, x)
+        return self._group._allgather_base(parts, x, options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
@@ -54,8 +55,8 @@ class LikeNccl:
         """`group` is one of gloo without a timeout of its own."""
         self._group, self._timeout = group, LONG
 
-    def _allgather_base(self, parts: Tensor, x: Tensor) -> "Unraised":
-        return Unraised(self._group._allgather_base(parts, x), self._timeout)
+    def _allgather_base(self, parts: Tensor, x: Tensor, options: AllgatherOptions) -> "Unraised":
+        return Unraised(self._group._allgather_base(parts, x, options), self._timeout)
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout

@@ -126,7 +126,7 @@ def test_each_rank_has_a_part(tmp_path: Path) -> None:
     table = 128_256 * 4096 * 2  # each rank has all embeddings
     assert half["weight_bytes"] - table == pytest.approx((one["weight_bytes"] - table) / 2, rel=0.01)
     assert half["bytes_a_token"] == one["bytes_a_token"] / 2
-    assert half["graph_bytes"] == 0, "steps of ranks are no graphs"
+    assert 0 < half["graph_bytes"] <= one["graph_bytes"]
 
 
 QUICK = ("llama", "gemma2", "gemma4", "mixtral", "qwen3.5", "mamba2", "deepseek-v3", "gpt-oss")

@@ -46,10 +46,12 @@ def test_a_model_that_turns_by_several_axes_is_not_recorded() -> None:
     assert "several axes" in (why_not([replace(attention, rope=in_turn(rope))]) or "")
 
 
-def test_a_model_that_is_divided_among_ranks_is_not_recorded() -> None:
-    alone = Unconnected(Shard(0, 2))
-    for part in (Summed(abs, alone), KernelSummed(abs, alone), Gathered(abs, [1, 1], alone)):  # type: ignore[arg-type]
-        assert "ranks" in (why_not([part]) or "")
+def test_a_model_that_is_divided_among_ranks_is_recorded_where_exchanges_are_on_the_stream() -> None:
+    for ahead in (False, True):
+        alone = Unconnected(Shard(0, 2), runs_ahead=ahead)
+        for part in (Summed(abs, alone), KernelSummed(abs, alone), Gathered(abs, [1, 1], alone)):  # type: ignore[arg-type]
+            assert (why_not([part]) is None) == ahead
+            assert ahead or "ranks" in (why_not([part]) or "")
 
 
 class Attention:

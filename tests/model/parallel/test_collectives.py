@@ -12,7 +12,10 @@ from typing import TypeVar
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributed.distributed_c10d import AllgatherOptions
 
 from model.cpu.shared_memory import SharedMemory, shared_memory
 from model.errors import RankLost
@@ -20,6 +23,8 @@ from model.parallel.collective import Collective
 from model.parallel.distributed import Distributed, find_store, offer_store
 from model.parallel.group import START_SECONDS
 from model.parallel.shard import Shard
+from model.parallel.sums import LEAST_SAVED, add_in_order, sum_of_ranks
+from model.parallel.unconnected import Unconnected
 from tests.support.kernels import the_machine
 
 HOST = "127.0.0.1"
@@ -87,6 +92,50 @@ def test_sums_are_in_the_order_of_ranks(kind: str, size: int, dtype: torch.dtype
         for i, (total, shape) in enumerate(zip(sums, shapes, strict=True)):
             assert total.dtype == dtype
             assert torch.equal(total, sum_of(size, i, *shape, dtype))
+
+
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_in_two_exchanges_has_the_bits_of_one(
+    size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes, divided = [(1, 64), (7, 48), (70, 96), (129, 257)], list[int]()
+    all_to_all = Distributed.all_to_all
+
+    def counted(own: Distributed, x: Tensor) -> Tensor:
+        divided.append(own.shard.rank)
+        return all_to_all(own, x)
+
+    monkeypatch.setattr(Distributed, "all_to_all", counted)
+    for least, times in ((2**40, 0), (1, len(shapes) * size)):
+        monkeypatch.setitem(LEAST_SAVED, "gloo", least)
+        divided.clear()
+        with group("gloo", size) as members:
+            made = together(
+                members, lambda rank, one: [one.sum(part_of(rank, i, *shape, dtype)) for i, shape in enumerate(shapes)]
+            )
+        assert len(divided) == times
+        for sums in made:
+            for i, (total, shape) in enumerate(zip(sums, shapes, strict=True)):
+                assert total.dtype == dtype
+                assert torch.equal(total, sum_of(size, i, *shape, dtype))
+
+
+@given(st.integers(2, 9), st.integers(1, 40), st.integers(1, 300))
+def test_two_exchanges_bring_what_one_saves(ranks: int, rows: int, width: int) -> None:
+    """All ranks choose alike, as the choice is by the shape; nothing is saved between two."""
+    x, chosen = torch.zeros(rows, width), list[str]()
+    whole, twice = (ranks - 1) * x.nbytes, 2 * (ranks - 1) * x.nbytes / ranks
+
+    class Seen(Unconnected):
+        def all_to_all(self, x: Tensor) -> Tensor:
+            chosen.append("two")
+            return super().all_to_all(x)
+
+    for least in (0, 1, whole // 2, whole):
+        chosen.clear()
+        sum_of_ranks(x, ranks, Seen(Shard(0, ranks)), add_in_order, least)
+        assert (chosen == ["two"]) == (whole - int(twice) >= least)
 
 
 @each_kind
@@ -210,6 +259,8 @@ def test_a_rank_that_never_comes_is_not_waited_for_once_it_is_missed() -> None:
 def test_gloo_does_not_wait_for_ever() -> None:
     with group("gloo", 2, seconds=0.5) as members:
         together(members, lambda rank, one: one.gather(torch.ones(1, 16), [16, 16]))
+        for one in members:
+            one.started()
         with pytest.raises(RankLost, match="a rank is gone, or was waited for in vain"):
             members[0].sum(torch.ones(1, 16))
 
@@ -229,7 +280,8 @@ class FakeNccl:
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.timeouts.append(timeout)
 
-    def _allgather_base(self, parts: Tensor, x: Tensor) -> "FakeNccl":
+    def _allgather_base(self, parts: Tensor, x: Tensor, options: AllgatherOptions) -> "FakeNccl":
+        assert not options.asyncOp, "NCCL would use a stream of its own"
         parts.view(-1, *x.shape).copy_(x)
         return self
 
@@ -272,11 +324,12 @@ def test_exchanges_of_nccl_have_long_until_the_first_step_is_done(monkeypatch: p
     """The timeout is the group's: NCCL does not read that of an exchange."""
     collective, group = nccl(monkeypatch)
     long, short = timedelta(seconds=START_SECONDS), timedelta(seconds=10)
-    collective.sum(torch.ones(1, 4))
+    for _ in range(2):  # as graphs are recorded
+        collective.sum(torch.ones(1, 4))
+        collective.gather(torch.ones(1, 4), [4, 4])
     assert group.timeouts[-1] == long
     for _ in range(2):
-        collective.gather(torch.ones(1, 4), [4, 4])
-        collective.sum(torch.ones(1, 4))
+        collective.started()
         assert group.timeouts[-1] == short
     assert group.timeouts.count(short) == 2, "at first, and once all have done a step"
 

@@ -157,7 +157,7 @@ def test_of_who_has_no_token_no_more_is_read_or_held(meeting: Meeting, said: byt
     [
         (1, {"checkpoint": "d"}, "checkpoint d, c is due"),
         (1, {"size": 2}, "size 2, 3 is due"),
-        (1, {"format": 0}, "format 0, 3 is due"),
+        (1, {"format": 0}, "format 0, 4 is due"),
         (3, {}, "rank 3, 1 or 2 is missing"),
         (0, {}, "rank 0, 1 or 2 is missing"),
     ],

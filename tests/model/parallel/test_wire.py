@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 import threading
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -18,7 +19,8 @@ from model.attention.backend import AttentionBackend, StepShape
 from model.forward import ForwardBatch, ImageFeatures
 from model.loading import words_of
 from model.logit_parts import LogitParts
-from model.parallel.steps import pack_step, unpack_moves, unpack_step
+from model.parallel.collective import Collective
+from model.parallel.steps import StepInputs, pack_step, receive_inputs, send_inputs, unpack_moves, unpack_step
 from model.parallel.wire import (
     DTYPES,
     FRAME,
@@ -32,6 +34,7 @@ from model.parallel.wire import (
     unpack_arrays,
     unpack_words,
 )
+from tests.model.parallel.test_collectives import group, together
 
 CPU = torch.device("cpu")
 
@@ -132,10 +135,12 @@ def test_a_step_comes_back_with_the_pages_that_it_needs() -> None:
     images = ImageFeatures(torch.tensor([0, 2]), torch.randn(3, 2, 6).to(torch.bfloat16))
     batch, shape = a_step(images)
     step = unpack_step(bytearray(pack_step(batch, shape, 4)), torch.bfloat16, CPU)
-    assert step.tokens.tolist() == batch.tokens.tolist()
-    assert step.wanted.tolist() == batch.wanted.tolist()
+    assert step.inputs is not None
+    assert step.inputs.tokens.tolist() == batch.tokens.tolist()
+    assert step.inputs.wanted.tolist() == batch.wanted.tolist()
+    assert step.inputs.positions.tolist() == batch.positions.tolist()
+    assert step.sizes == (2, 2)
     assert step.parts.tolist() == [0, 1]
-    assert step.positions.tolist() == batch.positions.tolist()
     assert step.shape.slices.tolist() == [[0, 3, 3], [1, 8, 1]]
     assert step.shape.tables.tolist() == shape.tables[:, [5, 2], :3].tolist()
     assert step.shape.slots.tolist() == shape.slots.tolist()
@@ -143,6 +148,30 @@ def test_a_step_comes_back_with_the_pages_that_it_needs() -> None:
     assert step.images is not None
     assert torch.equal(step.images.places, images.places)
     assert torch.equal(step.images.features, images.features)
+
+
+def test_inputs_go_from_device_to_device_where_steps_are_launched_ahead() -> None:
+    images = ImageFeatures(torch.tensor([0, 2]), torch.randn(3, 2, 6))
+    batch, shape = a_step(images)
+    step = unpack_step(bytearray(pack_step(batch, shape, 4, inputs=False)), torch.float32, CPU)
+    assert step.inputs is None
+    assert step.images is not None
+    assert step.shape.positions.tolist() == shape.positions.tolist()
+    # Three tokens do not fill up 16 bytes.
+    batch = replace(batch, tokens=batch.tokens[:3], positions=batch.positions[:, :3])
+    step = replace(step, shape=replace(step.shape, positions=shape.positions[:3]))
+
+    def exchange(rank: int, one: Collective) -> StepInputs | None:
+        return receive_inputs(one, step, CPU) if rank else send_inputs(one, batch)
+
+    with group("gloo", 3) as members:
+        _, *found = together(members, exchange)
+    for inputs in found:
+        assert inputs is not None
+        assert torch.equal(inputs.tokens, batch.tokens)
+        assert torch.equal(inputs.positions, batch.positions)
+        assert torch.equal(inputs.wanted, batch.wanted)
+        assert inputs.positions.data_ptr() % 16 == 0, "Triton compiles another kernel for it"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -160,15 +189,19 @@ def test_features_of_images_take_as_many_bytes_as_in_the_model(dtype: torch.dtyp
 @pytest.mark.parametrize(
     ("number", "wrong", "name"),
     [
-        (0, np.zeros(3, np.int64), "positions"),
-        (1, np.array([4]), "wanted"),
-        (2, np.zeros((2, 2), np.int32), "slices"),
-        (3, np.zeros((0, 4), np.int64), "positions"),
-        (4, np.zeros((2, 3), np.int64), "positions"),
-        (5, np.zeros((1, 2, 3), np.int32), "tables"),
-        (6, np.zeros(3, np.int64), "bidirectional"),
-        (6, np.zeros(2, np.int32), "arrays of"),
-        (7, np.array([4]), "parts"),
+        (0, np.array([0, 2]), "sizes"),
+        (0, np.array([2, -1]), "sizes"),
+        (1, np.zeros((2, 2), np.int32), "slices"),
+        (2, np.zeros(3, np.int64), "positions"),
+        (3, np.zeros((2, 3), np.int64), "positions"),
+        (4, np.zeros((1, 2, 3), np.int32), "tables"),
+        (5, np.zeros(3, np.int64), "bidirectional"),
+        (5, np.zeros(2, np.int32), "arrays of"),
+        (6, np.array([4]), "parts"),
+        (7, np.zeros(3, np.int64), "tokens"),
+        (8, np.zeros((1, 4), np.int64), "positions"),
+        (9, np.array([4, 0]), "wanted"),
+        (9, np.array([0]), "wanted"),
     ],
 )
 def test_a_step_that_does_not_fit_together(number: int, wrong: NDArray, name: str) -> None:

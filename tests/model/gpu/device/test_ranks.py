@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from model.gpu.attention_backend import TritonAttention
+from model.gpu.graphs import CudaRecorder, Recorder
+from model.gpu.parts import add_by_kernel
 from model.parallel.distributed import Distributed, find_store, offer_store
 from model.parallel.shard import Shard
+from model.parallel.sums import add_in_order
 from tests.model.gpu.device.engine import EXACT, NEAR, PROMPTS, Oracle, on_device, run
 from tests.model.gpu.device.place import DEVICE, REHEARSED, needs_cuda
 from tests.support.engines import GROUPS
@@ -36,7 +39,29 @@ def test_a_rank_alone_gets_its_own_part_back(alone: Distributed, dtype: torch.dt
         assert torch.equal(alone.all_gather(x), x[None])
         assert torch.equal(alone.sum(x), x)
         assert torch.equal(alone.gather(x, [shape[1]]), x)
+        alone.started()
         assert torch.equal(alone.sum(x), x), "after the first step the timeout is another"
+    alone.close()
+
+
+def test_exchanges_are_recorded_and_replayed(alone: Distributed) -> None:
+    """A graph with exchanges reads what is in its places when it is replayed; a sum in two exchanges is one too."""
+    recorder: Recorder = (lambda work: work) if REHEARSED else CudaRecorder()
+    x = torch.ones((4, 1024), dtype=torch.bfloat16, device=DEVICE)
+    summed, moved = torch.zeros_like(x), torch.zeros_like(x)
+
+    def work() -> None:
+        summed.copy_(alone.sum(x, add_by_kernel if not REHEARSED else add_in_order))
+        moved.copy_(alone.all_to_all(x.view(1, -1)).view_as(x))
+
+    with torch.inference_mode():
+        alone.gather(x, [x.shape[1]])  # the first exchange connects the ranks, which cannot be recorded
+        replay = recorder(work)
+        for value in (3.0, -7.0):
+            x.fill_(value)
+            replay()
+            assert torch.equal(summed, x)
+            assert torch.equal(moved, x)
     alone.close()
 
 
@@ -48,7 +73,8 @@ from model.parallel.shard import Shard
 store, _ = offer_store("127.0.0.1", 1)
 alone = Distributed("nccl", Shard(0, 1), store, "127.0.0.1", 1.0)
 x = torch.ones(4, 4, device="cuda")
-alone.gather(x, [4])  # the first step ends: from now on the timeout is one second
+alone.gather(x, [4])
+alone.started()  # from now on the timeout is one second
 torch.cuda.synchronize()
 print("started", flush=True)
 torch.cuda._sleep(50_000_000_000)  # half a minute, in which the exchange waits for the device

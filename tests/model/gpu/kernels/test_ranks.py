@@ -4,8 +4,9 @@ Ranks are threads of this process, connected by gloo, which stands for NCCL.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,26 @@ import torch
 from torch import Tensor
 
 from model import loading
+from model.attention.backend import StepShape
 from model.backend import Backend, StepSizes
 from model.config import ModelConfig
 from model.errors import RankLost
+from model.forward import ForwardBatch
 from model.gpu import attention_backend
 from model.gpu import backend as gpu_backend
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.backend import open_gpu_backend
+from model.gpu.graphs import Work
 from model.gpu.mixtures import mixtures_of
-from model.gpu.parts import KernelSummed
+from model.gpu.parts import KernelSummed, add_by_kernel
 from model.loading import LoadedModel, load
 from model.memory import MemoryFound
-from model.parallel.collective import Ranks, Summed
+from model.parallel import follow, lead
+from model.parallel.collective import Collective, Ranks, Summed
 from model.parallel.distributed import Distributed
 from model.parallel.shard import Shard
-from model.parallel.unconnected import Unconnected
+from model.parallel.steps import Step, StepInputs, pack_step, receive_inputs
+from model.parallel.sums import add_in_order
 from model.settings import ModelSettings
 from scheduler.settings import RequestLimits, SchedulerSettings
 from tests.model.families import checkpoints
@@ -164,6 +170,68 @@ def test_ranks_compute_what_the_reference_does(kind: str, ranks: int, quantizati
         near(found, one, NEAR)
 
 
+REPLAYED: Counter[bool] = Counter()
+"""Replays of graphs, by whether a follower made them."""
+
+
+@pytest.fixture
+def on_the_stream(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets gloo be taken for NCCL: steps are launched ahead, and are graphs, whose replays run everything anew."""
+
+    def counted(work: Work) -> Work:
+        return lambda: (REPLAYED.update([is_follower()]), work())
+
+    always = property(lambda _: True, lambda *_: None)
+    monkeypatch.setattr(Distributed, "runs_ahead", always, raising=False)
+    monkeypatch.setattr(gpu_backend, "CudaRecorder", lambda: counted)
+    REPLAYED.clear()
+
+
+@in_threads
+@pytest.mark.usefixtures("on_the_stream")
+@pytest.mark.parametrize(
+    ("kind", "ranks", "quantization"),
+    [("windows", 2, None), ("windows", 2, "int4"), ("llama", 4, None), ("qwen3-moe", 2, None), ("qwen3.5", 2, None)],
+)
+def test_ranks_run_ahead_and_replay_the_same_graphs(
+    kind: str, ranks: int, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step is launched before the host has the tokens of the one before."""
+    directory = write_ministral(tmp_path, 9, "fs") if kind == "windows" else checkpoints.write(BY_NAME[kind], tmp_path)
+    packed = list[bool]()
+
+    def pack(batch: ForwardBatch, shape: StepShape, page_size: int, inputs: bool) -> bytes:
+        packed.append(inputs)
+        return pack_step(batch, shape, page_size, inputs)
+
+    monkeypatch.setattr(lead, "pack_step", pack)
+    found = run(directory, ranks, "triton", quantization)
+    assert found.loaded.runner.runs_ahead
+    assert packed
+    assert not any(packed), "the host has waited for the device"
+    replays = [int(REPLAYED[follows]) for follows in (False, True)]
+    assert replays[1] == (ranks - 1) * replays[0] >= NEW * (ranks - 1)
+    near(found, run(directory, ranks, "reference", quantization), 0.0)
+    if quantization is None:
+        near(found, run(directory, 1, "reference"), NEAR)
+
+
+@in_threads
+@pytest.mark.usefixtures("on_the_stream")
+def test_a_follower_with_other_inputs_is_found_out(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: followers embed the first token in the place of each."""
+    expected = run(tiny, 1, "reference")
+    near(run(tiny, 2, "triton"), expected, NEAR)
+
+    def first(collective: Collective, step: Step, device: torch.device) -> StepInputs:
+        given = receive_inputs(collective, step, device)
+        return replace(given, tokens=given.tokens[:1].expand(len(given.tokens)))
+
+    monkeypatch.setattr(follow, "receive_inputs", first)
+    with pytest.raises(AssertionError):
+        near(run(tiny, 2, "triton"), expected, NEAR)
+
+
 @in_threads
 @pytest.mark.usefixtures("interpreted")
 def test_the_part_of_another_rank_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,20 +260,8 @@ def test_a_sum_by_a_kernel_has_the_bits_of_the_collectives(ranks: int, dtype: to
         total = given[0].float()
         for part in given[1:]:
             total = total + part.float()
-        made = KernelSummed(lambda x, _=None: x, Given(given))(given[0])
-        assert made.dtype == dtype
-        assert torch.equal(made, total.to(dtype))
-
-
-class Given(Unconnected):
-    """A collective in which the parts are known."""
-
-    def __init__(self, parts: Tensor) -> None:
-        super().__init__(Shard(0, len(parts)))
-        self.parts = parts
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        return self.parts
+        assert torch.equal(add_by_kernel(given), total.to(dtype))
+        assert torch.equal(add_in_order(given), total.to(dtype))
 
 
 def is_follower() -> bool:
