@@ -1,7 +1,10 @@
-"""The engine's loop: the only clock and the only thread of the scheduler.
+"""The engine's loop: the only clock of the scheduler, which one thread at a time uses.
 
-Events come in through `send` from any thread. Each step's outputs go to one sink, called on the engine's thread, and on
-the sender's thread once the engine is dead. An idle engine waits on a condition and uses no processor time.
+Events come in through `send` from any thread. While the engine's thread computes a step or waits for one, and as many
+are in flight as may be, the sender's thread takes them in itself: a refusal does not wait for the end of the step.
+Each step's outputs go to one sink, called on the engine's thread; what has ended without a step, and the end of a dead
+engine, on a sender's. The sink is called by one thread at a time while the engine lives. An idle engine waits on a
+condition and uses no processor time.
 """
 
 import logging
@@ -9,15 +12,16 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
 from scheduler.events import End, EndReason, Event, StepOutputs, Submit, nothing
 from scheduler.readiness import Readiness, with_ready
 from scheduler.scheduler import Scheduler
-from scheduler.step import Executor
+from scheduler.step import Executor, StepPlan
 
 log = logging.getLogger("quire.engine")
 
@@ -53,6 +57,7 @@ class Engine:
         last_excuse: Callable[[], float] = lambda: 0.0,
         readiness: Readiness | None = None,
         wake: threading.Condition | None = None,
+        senders_help: bool = True,
     ) -> None:
         """Makes an engine that is not started.
 
@@ -64,7 +69,9 @@ class Engine:
             last_excuse: Returns when, on `clock`, the executor last did what steps need not do, such as compiling.
             readiness: Asked between two steps whether held requests can be admitted.
             wake: Condition that its thread waits on while there is nothing to do. None for one of its own.
+            senders_help: Whether threads that send may take in events. Not where a signal can interrupt them.
         """
+        self._senders_help = senders_help
         self._readiness = readiness
         self._scheduler, self._executor, self._sink, self._clock = scheduler, executor, sink, clock
         self._last_excuse, self._step_timeout = last_excuse, math.inf
@@ -79,6 +86,9 @@ class Engine:
         self._asked = self._resumed = self._progress
         self._busy = False
         self._broken: str | None = None
+        self._planning = threading.Lock()  # of the scheduler: its own thread leaves it while the executor works
+        self._taking: list[Event] = []  # events that the scheduler takes in at this moment
+        self._error: Exception | None = None  # of the scheduler, on a sender's thread
         self.failure: str | None = None
 
     @property
@@ -92,11 +102,15 @@ class Engine:
     def send(self, events: Sequence[Event]) -> None:
         """Hands over events. After a failure, or `stop`, each Submit ends at once with ENGINE_FAILED."""
         with self._wake:
-            if self.failure is None:
+            lives = self.failure is None
+            if lives:
                 self._inbox.extend(events)
                 self._wake.notify()
-                return
-        self._report_failure([e.attempt for e in events if isinstance(e, Submit)])
+        if lives:
+            if self._senders_help:
+                self._take_amid_a_step()
+        else:
+            self._report_failure([e.attempt for e in events if isinstance(e, Submit)])
 
     def call(self, task: Callable[[], T]) -> "Future[T]":
         """Runs a short task on the engine's thread, one between two steps, when all published KV is computed.
@@ -169,27 +183,26 @@ class Engine:
         return f"a step has run for {stalled:.1f} s, where at most {self._step_timeout:.1f} s were expected: it hangs"
 
     def _run(self) -> None:
-        events: list[Event] = []
-        try:
-            while not self._stopping:
-                events = self._take()
-                self._turn(events)
-                if self._tasks:
-                    self._tasks.popleft()(None)
-            while self._launched:
-                self._collect()
-            self._die("the engine was stopped", [])
-        except Exception as error:  # a fault of the device, or a bug: every attempt ends, none is left to wait
-            log.exception("the engine failed")
-            self._die(f"{type(error).__name__}: {error}", events)
-        finally:
-            self._executor.close()
+        with self._planning:
+            try:
+                while not self._stopping:
+                    self._turn(self._take())
+                    if self._tasks:
+                        self._tasks.popleft()(None)
+                while self._launched:
+                    self._collect()
+                self._die("the engine was stopped")
+            except Exception as error:  # a fault of the device, or a bug: every attempt ends, none is left to wait
+                log.exception("the engine failed")
+                self._die(f"{type(error).__name__}: {error}")
+            finally:
+                self._executor.close()
 
-    def _die(self, why: str, events: list[Event]) -> None:
-        """Ends every open attempt, and those of `events` and of the inbox."""
+    def _die(self, why: str) -> None:
+        """Ends every open attempt, and those of events that the scheduler has not taken in."""
         with self._wake:
             self.failure = why
-            events, self._inbox = events + self._inbox, []
+            events, self._inbox = self._taking + self._inbox, []
         while self._tasks:
             self._tasks.popleft()(why)
         self._busy = False
@@ -198,13 +211,65 @@ class Engine:
 
     def _collect(self) -> None:
         """Waits for the oldest step in flight and reports its outputs."""
-        result = self._executor.collect()
+        with self._left_alone():
+            result = self._executor.collect()
         planning, _ = self._launched.popleft()
         began = time.perf_counter()
         outputs = self._scheduler.commit(result, self._clock())
         overhead = planning + result.packing_seconds + time.perf_counter() - began
         self._sink(replace(outputs, overheads=(overhead,)))
         self._progress = self._clock()
+
+    @contextmanager
+    def _left_alone(self) -> Iterator[None]:
+        """Leaves the scheduler to senders while the executor works. Raises what it raised there."""
+        self._take_in()
+        self._report_ends()
+        self._planning.release()
+        try:
+            yield
+        finally:
+            self._planning.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def _take_amid_a_step(self) -> None:
+        """Takes in events on a sender's thread, if the engine's has left the scheduler.
+
+        Events that come meanwhile wait for the next sender or the next step, so that no flood of them holds that up.
+        """
+        if not self._planning.acquire(blocking=False):
+            return
+        try:
+            if self._error is None and self._take_in():
+                self._report_ends()
+        except Exception as error:  # the engine's thread ends with it, and ends the attempts
+            log.exception("the scheduler failed on the thread of a sender")
+            self._error = error
+        finally:
+            self._planning.release()
+
+    def _take_in(self) -> bool:
+        """Takes in events, if there are some and no step can be planned. Returns whether it has."""
+        if self._scheduler.steps_in_flight < self._scheduler.settings.depth:
+            return False
+        with self._wake:
+            events, self._inbox = self._inbox, []
+        if events:
+            self._schedule(events)
+        return bool(events)
+
+    def _schedule(self, events: list[Event]) -> StepPlan | None:
+        """Takes in events, and plans the next step if there is room for it."""
+        self._taking = events
+        plan = self._scheduler.schedule(self._clock(), events)
+        self._taking = []
+        return plan
+
+    def _report_ends(self) -> None:
+        """Reports what has ended by now."""
+        if self._scheduler.pending_ends:
+            self._sink(self._scheduler.commit(None, self._clock()))
 
     def _report_failure(self, attempts: list[int], decided: tuple[End, ...] = ()) -> None:
         """Reports the failure. decided: ends from before it; every other attempt ends with ENGINE_FAILED."""
@@ -229,13 +294,13 @@ class Engine:
             if not self._busy:
                 self._progress = self._clock()  # before _busy: another thread must not see old progress of new work
                 self._busy = True
-            events, self._inbox = self._inbox, []
-            return events
+            self._taking, self._inbox = self._inbox, []
+            return self._taking
 
     def _turn(self, events: list[Event]) -> None:
         began = time.perf_counter()
         asked = events if self._readiness is None else with_ready(events, self._scheduler.held, self._readiness)
-        plan = self._scheduler.schedule(self._clock(), asked)
+        plan = self._schedule(asked)
         planning = time.perf_counter() - began
         if plan is not None:
             expected = self._scheduler.expected_seconds(plan)
@@ -243,11 +308,10 @@ class Engine:
             self._step_timeout = max(
                 LEAST_TIMEOUT, TIMEOUT_FACTOR * sum(seconds for _, seconds in (*self._launched, flight))
             )
-            self._executor.launch(plan)
+            with self._left_alone():
+                self._executor.launch(plan)
             self._launched.append(flight)
         if self._launched and (plan is None or len(self._launched) >= self._scheduler.settings.depth):
-            if self._scheduler.pending_ends:  # a refusal does not wait for the end of a step
-                self._sink(self._scheduler.commit(None, self._clock()))
             self._collect()
         elif events or self._scheduler.has_news:
             self._sink(self._scheduler.commit(None, self._clock()))

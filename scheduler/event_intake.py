@@ -146,7 +146,7 @@ class EventIntake:
             return
         for index in self._attempts.indices(event.attempt) if event.index is None else [event.index]:
             row = self._rows.row_of(event.attempt, index)
-            if row is not None and (drawn := int(self._rows.length[row] - self._rows.prompt[row])) > 0:
+            if row is not None and (drawn := int(self._rows.emitted[row])) > 0:
                 self._backpressure.observe_output(drawn, self._rows.sequence(row).request)
 
     def _finish(self, event: Abort) -> None:

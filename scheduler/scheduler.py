@@ -199,7 +199,8 @@ class Scheduler:
             events: Since the last call.
 
         Returns:
-            The plan, or None where there is nothing to compute.
+            The plan. None where there is nothing to compute, or where `settings.depth` steps are in flight: then events
+            are taken in alone.
         """
         self.cache.pool.begin(now, self._steps)
         self.cache.pool.swaps = self.cache.pool.tier is not None and self._swapping_pays()
@@ -208,6 +209,8 @@ class Scheduler:
         self.intake.expire(now)
         if self.held:
             self._running.forget_ended()
+        if len(self._in_flight) >= self.settings.depth:
+            return None
         if (further := self.lockstep.next_step(now, self._steps)) is not None:
             flown, logits = further
             return self._launched(flown, logits, NO_DRAFTS)

@@ -50,8 +50,8 @@ class EngineParts:
         if self.group is not None:
             self.group.close()
 
-    def engine(self, sink: Sink) -> LocalEngine:
-        """Returns the engine, not started. `sink` gets each step's outputs on the engine's thread."""
+    def engine(self, sink: Sink, senders_help: bool = True) -> LocalEngine:
+        """Returns the engine, not started; arguments as of `Engine`."""
         loaded, runner = self.loaded, self.loaded.runner
         several = self.scheduler.settings.depth > 1
         executor: Executor = runner if self.group is None else GroupExecutor(runner, self.group)
@@ -60,7 +60,7 @@ class EngineParts:
         info = EngineInfo(
             loaded.limits, loaded.pages, loaded.dtype, loaded.device, loaded.layout.page_size, loaded.numerics
         )
-        engine = LocalEngine(self.scheduler, executor, info, sink, loaded.last_compiled, loaded.readiness)
+        engine = LocalEngine(self.scheduler, executor, info, sink, loaded.last_compiled, loaded.readiness, senders_help)
         if self.hasher is not None and self.group is None:  # a rank of a group has only a part of each page
             engine.pages = EnginePages(engine, self.scheduler, self.hasher, loaded.numerics, runner.export)
         if self.group is not None:

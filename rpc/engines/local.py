@@ -28,8 +28,11 @@ class LocalEngine(Engine):
         sink: Sink,
         last_excuse: Callable[[], float] = lambda: 0.0,
         readiness: Readiness | None = None,
+        senders_help: bool = True,
     ) -> None:
-        super().__init__(scheduler, executor, sink, last_excuse=last_excuse, readiness=readiness)
+        super().__init__(
+            scheduler, executor, sink, last_excuse=last_excuse, readiness=readiness, senders_help=senders_help
+        )
         self.info = info
         self.place = "a thread of the server"
         self.reach: Reach | None = None

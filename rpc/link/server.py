@@ -146,7 +146,7 @@ class LinkService(pb_grpc.EngineServiceServicer):
         self._closing = asyncio.Event()
 
     def sink(self, outputs: StepOutputs) -> None:
-        """Takes a step's outputs from the engine's thread to the loop."""
+        """Takes outputs to the loop, from any thread."""
         with suppress(RuntimeError):  # the loop is closed, so no frontend is left
             self._loop.call_soon_threadsafe(self.deliver, outputs)
 

@@ -132,7 +132,8 @@ class LLM:
         self._attempts = itertools.count(1)
         try:
             self._preparer = load_preparer(config.model, structured_output_backend=structured_output_backend)
-            self._engine = parts.engine(self._outputs.put)
+            # A Ctrl-C may interrupt this thread, and must not do so within the scheduler.
+            self._engine = parts.engine(self._outputs.put, senders_help=False)
         except BaseException:
             parts.close()
             raise

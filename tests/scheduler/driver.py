@@ -67,7 +67,10 @@ class SchedulerDriver:
         return self.take_turn(self.workload.events(self.turn))
 
     def take_turn(self, events: Sequence[Event] = ()) -> StepOutputs | None:
-        """As `Engine._turn`; what comes out is checked and kept."""
+        """As `Engine._turn`; what comes out is checked and kept.
+
+        With `Workload.amid` some events come once a step is launched, as in `Engine.send`.
+        """
         for event in events:
             if isinstance(event, Submit):
                 law(event.attempt not in self.told, "the workload submits an attempt twice")
@@ -76,10 +79,17 @@ class SchedulerDriver:
         before, preemptions = self._rows(), self.scheduler.stats().preemptions
         self._victims.before_turn(self.scheduler)
         idle = self._idle_before = self._idle()
-        may_join = self._may_join(events)
         going_on = {row: self._before(row, mirror) for row, mirror in self.executor.rows.items()}
         in_lockstep = self.scheduler.lockstep.steps
+        late: Sequence[Event] = ()
+        if self.workload.amid and self.turn % 2 and self.in_flight == self.workload.depth - 1:
+            events, late = _in_two(events)
+        may_join = self._may_join(events)
         plan = _unbroken(lambda: self.scheduler.schedule(now, events))
+        if plan is None and late:
+            may_join |= self._may_join(late)
+            plan = _unbroken(lambda: self.scheduler.schedule(now, late))
+            events, late = [*events, *late], ()
         if plan is not None and self.scheduler.lockstep.steps > in_lockstep:
             self.lockstep += 1
             self.grown_in_lockstep += len(plan.grown)
@@ -93,6 +103,9 @@ class SchedulerDriver:
         self._check_rows_for_siblings()
         if preemptions == self.scheduler.stats().preemptions:
             self._check_nobody_is_held_up(plan, going_on)
+        if late:
+            law(_unbroken(lambda: self.scheduler.schedule(now, late)) is None, "one step too many is planned")
+            events = [*events, *late]
         outputs = None
         if self.workload.collects(self.turn, plan, self.in_flight):
             self.in_flight -= 1
@@ -442,3 +455,13 @@ def _unbroken(call: Callable[[], Result]) -> Result:
         return call()
     except LookupError as error:
         raise LawBroken(f"the scheduler raises {error!r}") from error
+
+
+def _in_two(events: Sequence[Event]) -> tuple[list[Event], list[Event]]:
+    """Divides events, all of an attempt on one side."""
+    attempts = [getattr(event, "attempt", None) for event in events]
+    last = set(attempts[len(events) // 2 :])
+    sides: tuple[list[Event], list[Event]] = [], []
+    for event, attempt in zip(events, attempts, strict=True):
+        sides[attempt in last].append(event)
+    return sides

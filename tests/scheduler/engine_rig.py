@@ -72,11 +72,16 @@ class HookedExecutor(FakeExecutor):
 
 
 class Parking(threading.Condition):
-    """The engine's condition; tells when the loop goes to sleep on it."""
+    """The engine's condition; tells when the loop goes to sleep on it. left: called when a thread leaves it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sleeps = threading.Semaphore(0)
+        self.left: Callable[[], None] = lambda: None
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.left()
 
     def wait_for(self, predicate, timeout=None):
         self.sleeps.release()
@@ -100,6 +105,7 @@ class Rig:
         pages: int = 64,
         queue: QueueLimits = PATIENT,
         readiness: Readiness | None = None,
+        senders_help: bool = True,
     ) -> None:
         settings = SchedulerSettings(max_batched_tokens=16, max_sequences=rows, steps_in_flight=depth)
         layout = make_layout(4)
@@ -111,7 +117,14 @@ class Rig:
         self.excuse = 0.0
         self.parking = Parking()
         self.engine = Engine(
-            self.scheduler, self.executor, self._sink, self.clock, lambda: self.excuse, readiness, self.parking
+            self.scheduler,
+            self.executor,
+            self._sink,
+            self.clock,
+            lambda: self.excuse,
+            readiness,
+            self.parking,
+            senders_help,
         )
         self.on_outputs: Callable[[StepOutputs], None] = lambda outputs: None
         self.tokens: dict[int, list[int]] = defaultdict(list)

@@ -76,7 +76,7 @@ def test_finish_while_a_step_is_in_flight(make_rig):
     rig.wait_until_idle()
     assert rig.reasons() == {1: [EndReason.FINISHED], 2: [EndReason.LENGTH]}
     assert rig.tokens[1] == alone(make_request(1, 3, 5))[: len(rig.tokens[1])]
-    assert len(rig.tokens[1]) == 2, "the token of the step in flight is delivered, none after it"
+    assert len(rig.tokens[1]) == 1, "nobody waits for the token of the step in flight"
     assert rig.scheduler.cache.pool.free == rig.scheduler.cache.pool.total
 
 
@@ -93,6 +93,143 @@ def test_a_refusal_does_not_wait_for_the_step_in_flight(make_rig):
     within.open()
     rig.wait_ends(1, 2)
     assert rig.reasons() == {1: [EndReason.LENGTH], 2: [EndReason.LENGTH], 3: [EndReason.QUEUE_FULL]}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("call", ["launch", "collect"])
+def test_a_refusal_does_not_wait_for_a_step_that_runs(make_rig, depth, call):
+    """Nor does one who leaves the queue. Both are told on the sender's thread, if no step can be planned."""
+    rig = make_rig(depth=depth, rows=1, queue=QueueLimits(requests=1))
+    gate = rig.stop_at(call, depth - 1 if call == "launch" else 0)
+    rig.engine.start()
+    rig.wait_until_idle()
+    rig.engine.send(submits(1))
+    gate.wait_reached()
+    rig.engine.send([Submit(attempt, make_request(attempt, 3, 5)) for attempt in (2, 3)])
+    assert rig.reasons() == {3: [EndReason.QUEUE_FULL]}
+    rig.engine.send([Abort(2)])
+    assert rig.reasons() == {2: [EndReason.FINISHED], 3: [EndReason.QUEUE_FULL]}
+    assert threading.current_thread().name in rig.threads
+    gate.open()
+    rig.wait_ends(1)
+    assert rig.reasons()[1] == [EndReason.LENGTH]
+    assert rig.tokens[1] == alone(make_request(1, 3, 5))
+
+
+def test_events_wait_for_a_step_that_can_be_planned(make_rig):
+    rig = make_rig(depth=2, rows=1, queue=QueueLimits(requests=1))
+    gate = rig.stop_at("launch", 0)
+    rig.engine.start()
+    rig.wait_until_idle()
+    rig.engine.send(submits(1))
+    gate.wait_reached()
+    rig.engine.send([Submit(attempt, make_request(attempt, 3, 5)) for attempt in (2, 3)])
+    assert rig.reasons() == {}, "the second step is planned by the engine's thread"
+    gate.open()
+    rig.wait_ends(1, 2, 3)
+    assert rig.threads == {"quire-engine"}
+
+
+def test_an_error_on_a_senders_thread_ends_the_engine_and_all_attempts(make_rig):
+    rig = make_rig()
+    gate = rig.stop_at("collect", 0)
+    rig.engine.start()
+    rig.wait_until_idle()
+    rig.engine.send(submits(1))
+    gate.wait_reached()
+    real = rig.scheduler.schedule
+
+    def broken(now, events):
+        raise RuntimeError("a bug")
+
+    rig.scheduler.schedule = broken
+    rig.engine.send([Submit(2, make_request(2, 3, 5))])
+    rig.scheduler.schedule = real
+    rig.engine.send([Submit(3, make_request(3, 3, 5))])
+    assert rig.reasons() == {}
+    gate.open()
+    rig.wait_dead()
+    assert rig.engine.failure == "RuntimeError: a bug"
+    assert rig.reasons() == {attempt: [EndReason.ENGINE_FAILED] for attempt in (1, 2, 3)}
+
+
+def test_a_sender_leaves_a_dead_engine_alone(make_rig):
+    """It has seen the engine alive, and gets the scheduler once it is dead: no end is told twice."""
+    rig = make_rig(rows=1, queue=QueueLimits(requests=1))
+    gate = rig.stop_at("collect", 0)
+    rig.engine.start()
+    rig.wait_until_idle()
+    rig.engine.send(submits(1))
+    gate.wait_reached()
+    rig.fail_at("launch", 1)
+
+    def die() -> None:
+        rig.parking.left = lambda: None
+        gate.open()
+        rig.wait_dead()
+
+    rig.parking.left = die
+    rig.engine.send([Submit(attempt, make_request(attempt, 3, 5)) for attempt in (2, 3)])
+    assert rig.reasons() == {attempt: [EndReason.ENGINE_FAILED] for attempt in (1, 2)} | {3: [EndReason.QUEUE_FULL]}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_comes_while_a_step_is_planned_does_not_wait_for_its_end(make_rig, depth):
+    """A refusal by the plan itself is told before the step is launched, one that came meanwhile too."""
+    rig = make_rig(depth=depth, rows=1, queue=QueueLimits(requests=1))
+    gate = rig.stop_at("launch", depth - 1)
+    real = rig.scheduler.schedule
+
+    def schedule(now, events):
+        plan = real(now, events)
+        if plan is not None and plan.step == depth - 1:
+            rig.engine.send([Submit(4, make_request(4, 3, 5))])
+        return plan
+
+    rig.scheduler.schedule = schedule
+    rig.engine.start()
+    rig.wait_until_idle()
+    rig.engine.send([Submit(attempt, make_request(attempt, 3, 5)) for attempt in (1, 2, 3)])
+    gate.wait_reached()
+    assert rig.reasons() == {attempt: [EndReason.QUEUE_FULL] for attempt in (3, 4)}
+    gate.open()
+    rig.wait_ends(1, 2)
+
+
+def test_threads_that_a_signal_interrupts_stay_out_of_the_scheduler(make_rig):
+    rig = make_rig(rows=1, queue=QueueLimits(requests=1), senders_help=False)
+    gate = rig.stop_at("collect", 0)
+    rig.engine.start()
+    rig.wait_until_idle()
+    rig.engine.send(submits(1))
+    gate.wait_reached()
+    rig.engine.send([Submit(attempt, make_request(attempt, 3, 5)) for attempt in (2, 3)])
+    assert rig.reasons() == {}
+    gate.open()
+    rig.wait_ends(1, 2, 3)
+    assert rig.threads == {"quire-engine"}
+
+
+def test_no_flood_of_events_holds_up_the_next_step(make_rig):
+    """A sender takes in what is there, and not what comes meanwhile."""
+    rig = make_rig(rows=1, queue=QueueLimits(requests=1))
+    gate = rig.stop_at("collect", 0)
+    more = iter(range(10, 1000))
+
+    def send_again(outputs):
+        if outputs.ends and outputs.ends[0].reason is EndReason.QUEUE_FULL:
+            rig.engine.send([Submit(next(more), make_request(9, 3, 5))])
+
+    rig.on_outputs = send_again
+    rig.engine.start()
+    rig.wait_until_idle()
+    rig.engine.send(submits(1))
+    gate.wait_reached()
+    rig.engine.send([Submit(attempt, make_request(attempt, 3, 5)) for attempt in (2, 3)])
+    assert rig.reasons() == {3: [EndReason.QUEUE_FULL]}
+    rig.on_outputs = lambda outputs: None
+    gate.open()
+    rig.wait_ends(1, 2, 10)
 
 
 def test_the_sink_may_send(make_rig):

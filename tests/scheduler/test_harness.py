@@ -1,6 +1,7 @@
 """Bugs planted in the scheduler: the laws that `Drive` checks must notice each of them."""
 
 import itertools
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -146,6 +147,26 @@ def preempted_sequence_starts_anew(real):
         real(self, sequence, *deadline)
 
     return push
+
+
+@fault(Scheduler, "schedule")
+def events_amid_a_step_are_lost(real):
+    def schedule(self, now, events):
+        full = self.steps_in_flight >= self.settings.depth
+        return real(self, now, () if full else events)
+
+    return schedule
+
+
+@fault(Scheduler, "schedule")
+def events_amid_a_step_plan_another(real):
+    def schedule(self, now, events):
+        in_flight, self._in_flight = self._in_flight, deque()
+        plan = real(self, now, events)
+        self._in_flight = in_flight + self._in_flight
+        return plan
+
+    return schedule
 
 
 @fault(Queue, "in_order")

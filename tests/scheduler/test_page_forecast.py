@@ -60,9 +60,8 @@ def test_a_roomy_pool_has_room_where_steps_have_no_fixed_cost() -> None:
         scheduler.backpressure.observe_step(tokens, seconds)
     scheduler.backpressure.observe_output(50)
     assert scheduler.backpressure.cost.fit()[0] == 0.0
-    for attempt in range(3):
-        scheduler.schedule(0.0, [Submit(attempt, make_request(attempt, 48, 50))])
-        assert attempt in scheduler.rows.attempts()
+    scheduler.schedule(0.0, [Submit(attempt, make_request(attempt, 48, 50)) for attempt in range(3)])
+    assert scheduler.rows.attempts() == [0, 1, 2]
 
 
 STORMS = st.builds(

@@ -137,7 +137,7 @@ class Arrival:
 @dataclass(frozen=True)
 class Workload:
     """eager: turns in which the engine collects though it could launch one more step first. resets: turns in which an
-    operator has the prefix cache forgotten.
+    operator has the prefix cache forgotten. amid: some of what comes in odd turns comes while a step runs.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -149,6 +149,7 @@ class Workload:
     prefix_cache: bool = True
     resets: frozenset[int] = frozenset()
     policy: str = "lru"
+    amid: bool = False
 
     @property
     def hasher(self) -> BlockHasher | None:
@@ -330,4 +331,5 @@ def workloads(
     eager = frozenset(draw(st.sets(st.integers(0, 40), max_size=6)))
     forgotten = frozenset(draw(st.sets(st.integers(0, 40), max_size=3))) if resets else frozenset()
     policy = draw(st.sampled_from(sorted(POLICIES)))
-    return Workload(named, layout, pages, settings, queue, eager, resets=forgotten, policy=policy)
+    amid = draw(st.booleans())
+    return Workload(named, layout, pages, settings, queue, eager, resets=forgotten, policy=policy, amid=amid)
