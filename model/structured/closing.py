@@ -11,8 +11,8 @@ fit these is followed too, as far as it fits all tokens.
 Within reasoning any text may follow, so that no search would find its end. A completion there begins with the tokens of
 that end.
 
-What is kept depends on the output alone, so that it is the same after a preemption and on another engine; only a search
-that runs out of time may find more elsewhere.
+What is kept depends on the output alone, so that it is the same after a preemption and on another engine; only searches
+that run out of time twice may find more elsewhere. Once a pause of the machine suffices.
 """
 
 import copy
@@ -92,6 +92,7 @@ class Closing:
         self._position = 0  # of the next draw
         self._offset = 0  # of the positions at which completions are looked at, so that not all rows do in one step
         self._given_up = False
+        self._in_vain = False  # two searches in a row have found nothing
         self._path: list[int] | None = None  # completes the output so far
         self._next: dict[int, list[int] | None] = {}  # paths behind drawn tokens
 
@@ -222,8 +223,16 @@ class Closing:
         return self._find(matcher, room)
 
     def _find(self, matcher: Matcher, room: int) -> list[int] | None:
-        """Returns a completion; None where none is found. room: tokens that it may have."""
-        return completed(self._completions, matcher, room, self._end)
+        """Returns a completion; None where none is found. room: tokens that it may have.
+
+        Searches once more where nothing is found, as a pause of the machine takes the time of one search only. Not
+        again for an output where that was in vain.
+        """
+        found = completed(self._completions, matcher, room, self._end)
+        if found is None and not self._in_vain:
+            found = completed(self._completions, matcher, room, self._end)
+            self._in_vain = found is None
+        return found
 
     def _watch_reasoning(self, token: int) -> None:
         """Looks for the end of the reasoning, behind which there is no other."""

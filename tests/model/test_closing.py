@@ -4,6 +4,7 @@ import json
 import random
 import re
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,25 @@ def shortest(name: str, backend: str = LLGUIDANCE) -> int:
     return len(path)
 
 
-def written(name: str, most: int, seed: int, cut: int | None = None, backend: str = LLGUIDANCE) -> list[int]:
+class Paused:
+    """Completions whose searches run out of time where `paused` says so, by their number from 0."""
+
+    def __init__(self, paused: Callable[[int], bool]) -> None:
+        self.searches, self._paused = 0, paused
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(COMPLETIONS, name)
+
+    def find(self, matcher: Matcher, room: int = 0) -> list[int] | None:
+        self.searches += 1
+        return None if self._paused(self.searches - 1) else COMPLETIONS.find(matcher, room)
+
+
+def written(
+    name: str, most: int, seed: int, cut: int | None = None, backend: str = LLGUIDANCE, completions: Any = COMPLETIONS
+) -> list[int]:
     """Tokens of an output of random draws. cut: the processor is made anew behind this many tokens."""
-    matcher, closing = matcher_of(name, backend), Closing(COMPLETIONS, most, shortest(name, backend))
+    matcher, closing = matcher_of(name, backend), Closing(completions, most, shortest(name, backend))
     tokens, rng = list[int](), random.Random(seed)
     while len(tokens) < most and not matcher.is_stopped():
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
@@ -130,6 +147,26 @@ def test_it_is_the_same_when_it_is_made_again_in_the_middle(
 ) -> None:
     most = shortest(name, backend) + more
     assert written(name, most, seed, cut, backend) == written(name, most, seed, backend=backend)
+
+
+@pytest.mark.parametrize("name", ["flat", "tree", "dates", "any object"])
+def test_a_pause_of_the_machine_in_a_search_changes_nothing(name: str) -> None:
+    paused = 0
+    for seed in range(6):
+        completions = Paused(lambda number: number % 3 == 1)
+        tokens = written(name, shortest(name) + 40, seed, completions=completions)
+        assert tokens == written(name, shortest(name) + 40, seed)
+        paused += completions.searches // 3
+    assert paused > 6
+
+
+def test_an_output_whose_searches_are_in_vain_has_one_more_of_them() -> None:
+    completions = Paused(lambda _: True)
+    matcher, closing = matcher_of("pairs"), Closing(completions, 400, 1)  # type: ignore[arg-type]
+    for _ in range(200):
+        closing.drew(matcher, ord("<"))
+        assert matcher.consume_token(ord("<"))
+    assert completions.searches == len([0, *range(4, 200, 32)]) + 1
 
 
 def test_an_output_with_room_is_not_looked_at() -> None:
