@@ -12,7 +12,7 @@ Within reasoning any text may follow, so that no search would find its end. A co
 that end.
 
 What is kept depends on the output alone, so that it is the same after a preemption and on another engine; only searches
-that run out of time twice may find more elsewhere. Once a pause of the machine suffices.
+that run out of time twice may find more elsewhere.
 """
 
 import copy
