@@ -4,6 +4,7 @@ Each back end is a folder of its own, with its attention and its kernels: `model
 `model.backends` chooses among them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,10 +55,12 @@ class Backend(Protocol):
     @property
     def starter(self) -> Starter | None: ...
 
-    def last_compiled(self) -> float:
+    @property
+    def last_compiled(self) -> Callable[[], float]:
         """Returns when a kernel was compiled last, in seconds of the monotonic clock.
 
-        While one is being compiled this is the current time. 0 where none ever was.
+        While one is being compiled this is the current time. 0 where none ever was. The function keeps no memory of the
+        device: it is asked as long as there is the engine, which may have ended.
         """
 
     def attention(self, config: ModelConfig, layout: KVLayout, pages: int) -> AttentionBackend:

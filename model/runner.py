@@ -212,11 +212,19 @@ class Runner:
         return lost_all
 
     def close(self) -> None:
-        """Ends the threads that compile grammars and compute masks, and closes the host tier."""
+        """Ends the threads that compile grammars and compute masks, closes the host tier, and frees the memory.
+
+        Here, since a program may keep its `LLM`, and a server's next engine takes what is free. A runner that is closed
+        has no attributes.
+        """
         if self._grammars is not None:
             self._grammars.close()
         if self.page_moves.store is not None:
             self.page_moves.store.close()
+        on_cuda = self._device.type == "cuda"
+        vars(self).clear()
+        if on_cuda:
+            torch.cuda.empty_cache()  # torch would keep it, for this process alone
 
     @torch.inference_mode()
     def probe(self) -> None:

@@ -158,4 +158,4 @@ class Executor(Protocol):
         """Waits for the oldest step that was launched and not collected, and returns its result."""
 
     def close(self) -> None:
-        """Ends the executor's threads; no step is launched any more."""
+        """Ends the executor's threads, and frees what it holds. Nothing else of it is called any more."""

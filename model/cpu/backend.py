@@ -1,6 +1,6 @@
 """The CPU back end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,8 +43,10 @@ class CpuBackend:
     dtype: str
     kv_dtype: str
 
-    def last_compiled(self) -> float:
-        return self.machine.compiler.last_compiled
+    @property
+    def last_compiled(self) -> Callable[[], float]:
+        compiler = self.machine.compiler
+        return lambda: compiler.last_compiled
 
     @property
     def starter(self) -> None:

@@ -1,7 +1,7 @@
 """Opens the GPU back end."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
@@ -68,8 +68,10 @@ class TritonBackend:
     ranks: Ranks = ONE_RANK
     _products: dict[object, GroupProduct] = field(default_factory=dict)
 
-    def last_compiled(self) -> float:
-        return self.compilations.last
+    @property
+    def last_compiled(self) -> Callable[[], float]:
+        compilations = self.compilations
+        return lambda: compilations.last
 
     @property
     def numerics(self) -> str:

@@ -46,9 +46,8 @@ class EngineParts:
     hasher: BlockHasher | None = None
 
     def close(self) -> None:
-        """Ends the rank group of parts that become no engine: its processes would keep their memory."""
-        if self.group is not None:
-            self.group.close()
+        """Frees the memory of parts that become no engine."""
+        _close(self.loaded, self.group)
 
     def engine(self, sink: Sink, senders_help: bool = True) -> LocalEngine:
         """Returns the engine, not started; arguments as of `Engine`."""
@@ -106,10 +105,16 @@ def assemble(
     try:
         scheduler, hasher = make_scheduler(config, blueprint, loaded.numerics)
     except BaseException:
-        if group is not None:
-            group.close()
+        _close(loaded, group)
         raise
     return EngineParts(loaded, scheduler, group, hasher)
+
+
+def _close(loaded: LoadedModel, group: EngineGroup | None) -> None:
+    """Frees the memory of a model that gets no engine, that of its rank group's processes too."""
+    loaded.runner.close()
+    if group is not None:
+        group.close()
 
 
 def _load(

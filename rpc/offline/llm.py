@@ -362,7 +362,7 @@ class LLM:
             return True
 
     def close(self) -> None:
-        """Stops the engine after a running call. Has no effect the second time, nor after a fork."""
+        """Ends the engine after a running call, and frees its memory. A second time or after a fork it does nothing."""
         if ORIGIN.is_forked:  # the engine's thread and the template's process are the parent's
             return
         with self._one_at_a_time:

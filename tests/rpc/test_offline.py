@@ -1,16 +1,19 @@
 """`LLM`: the engine in the caller's process."""
 
+import gc
 import inspect
 import math
 import os
 import re
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
 import pytest
+import torch
 from quire import LLM, Beam, InvalidRequest, Output, PromptsFailed, RequestFailed, Sampling, Stopping, Structured
 
 from rpc.offline.keywords import CHAT_KEYWORDS, CONSTRUCTOR_KEYWORDS, GENERATE_KEYWORDS
@@ -58,6 +61,32 @@ def test_close_ends_the_engine() -> None:
         assert any(t.name == "quire-engine" for t in threading.enumerate())
     before = [t for t in threading.enumerate() if t.name == "quire-engine"]
     assert len(before) <= 1  # only the module's own
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"backend": "reference"}, {"host_cache_memory": 2**24, "quantization": "int8"}, {"tensor_parallel": 2}],
+    ids=["cpu", "reference", "int8 and a host tier", "ranks"],
+)
+def test_close_frees_weights_and_kv_of_a_program_that_keeps_its_llm(settings: dict[str, Any]) -> None:
+    """At once: the next LLM takes its KV pool from what is free, and the collector may come later."""
+    gc.collect()
+    others = list(map(id, tensors()))
+    made = LLM(kv_cache_memory=32 * 2**20, **settings)
+    made.generate("ROMEO:", stopping=Stopping(max_tokens=3, ignore_eos=True))
+    held = [weakref.ref(tensor) for tensor in tensors() if id(tensor) not in others]
+    assert sum(tensor.nbytes for ref in held if (tensor := ref()) is not None) > 2**25
+    gc.disable()
+    try:
+        made.close()
+        left = [tensor for ref in held if (tensor := ref()) is not None]
+        assert sum(tensor.nbytes for tensor in left) < 2**18, "more than what ranks exchange"
+    finally:
+        gc.enable()
+
+
+def tensors() -> list[torch.Tensor]:
+    return [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
 
 
 def test_what_came_before_is_not_computed_again(llm: LLM) -> None:

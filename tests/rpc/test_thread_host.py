@@ -7,8 +7,10 @@ import weakref
 
 import pytest
 
+from model.attention.backend import AttentionBackend
 from model.runner import Runner
 from model.settings import ModelSettings
+from rpc.engines.assembly import EngineParts, assemble
 from rpc.engines.supervisor import Supervisor
 from rpc.engines.thread import SWITCH_INTERVAL, ThreadHost
 from rpc.frontend.frontend import Frontend
@@ -42,6 +44,15 @@ async def test_engine_whose_device_fails_is_replaced(monkeypatch: pytest.MonkeyP
             raise RuntimeError("the device is gone")
         launch(self, plan)
 
+    pools, held = list[weakref.ref[AttentionBackend]](), list[list[AttentionBackend | None]]()
+
+    def note_pools(config: EngineConfig) -> EngineParts:
+        held.append([pool() for pool in pools])
+        parts = assemble(config)
+        pools.append(weakref.ref(parts.loaded.runner.attention))
+        return parts
+
+    monkeypatch.setattr("rpc.engines.assembly.assemble", note_pools)
     config = EngineConfig(model=ModelSettings(kv_cache_memory=2**20))
     preparer = load_preparer(config.model)
     frontend = Frontend(preparer, FrontendSettings(), Metrics("m"))
@@ -49,13 +60,12 @@ async def test_engine_whose_device_fails_is_replaced(monkeypatch: pytest.MonkeyP
     await supervisor.start()
     assert gc.get_freeze_count() > 100_000, "torch is there, and stops no thread for a full collection"
     assert sys.getswitchinterval() == SWITCH_INTERVAL, "the engine does not wait 5 ms for a busy event loop"
-    first = weakref.ref(frontend.replicas.get(0).client)
+    first = frontend.replicas.get(0).client
     (before,) = (await run_to_its_end(frontend, "a")).take()
     monkeypatch.setattr(Runner, "launch", fail_once)
     broken[0] = True
     assert (await run_to_its_end(frontend, "b")).take() == [before]
-    assert first() is not frontend.replicas.get(0).client
-    gc.collect()
-    assert first() is None, "the dead engine's memory is let go"
+    assert first is not frontend.replicas.get(0).client
+    assert held == [[], [None]], "the dead engine's KV pool is still there while the next one is loaded"
     await supervisor.stop()
     frontend.shutdown()
