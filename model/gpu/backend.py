@@ -27,7 +27,7 @@ from model.gpu.group_linear import GroupProduct
 from model.gpu.mixtures import run_all_tiles
 from model.gpu.parts import with_kernels
 from model.gpu.states import why_not as why_no_states
-from model.gpu.working_memory import CudaMemory, measure_steps
+from model.gpu.working_memory import CudaMemory, exchange_first, measure_steps
 from model.parallel.collective import ONE_RANK, Ranks
 from model.parallel.unconnected import unconnected
 from model.sampling.sampler import LogitOps, Starter
@@ -136,16 +136,23 @@ class TritonBackend:
 
     def working_memory(self, decoder: Decoder, config: ModelConfig, layout: KVLayout, sizes: StepSizes) -> int:
         # Without the other ranks: one whose memory does not suffice raises, and no rank waits for it.
-        made = unconnected(with_kernels(decoder))
+        made, memory = unconnected(with_kernels(decoder)), CudaMemory()
         found = measure_steps(
-            made, lambda: self.attention(config, layout, 1), layout, config.rotary_axes, CudaMemory(), sizes,
+            made, lambda: self.attention(config, layout, 1), layout, config.rotary_axes, memory, sizes,
             graph_tokens(made, layout, sizes),
         )  # fmt: skip
         log.info(
             "a step of %d tokens takes %.0f MiB, graphs %.0f MiB, the sampler %.0f MiB",
             sizes.tokens, found.step / 2**20, found.graphs / 2**20, found.sampler / 2**20,
         )  # fmt: skip
-        return found.total
+        if self.ranks.collective is None:
+            return found.total
+        self.ranks.exchange({})  # a rank that has failed is met now: an exchange would wait for it for long
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        exchanges = partial(exchange_first, self.ranks.collective, sizes.tokens, config.hidden, dtype, self.device)
+        buffers = memory.lasting(exchanges)
+        log.info("buffers of the exchanges of ranks take %.0f MiB", buffers / 2**20)
+        return found.total + buffers
 
     def model(self, decoder: Decoder, attention: AttentionBackend, sizes: StepSizes) -> Model:
         made, tokens = with_kernels(decoder), decoder.embedding.tokens

@@ -2,7 +2,7 @@
 
 The largest steps of text are run once before the pool is allocated, on a page of their own, as vLLM does it. What the
 sampler takes is computed: that of draws by their number, that of prompts' logprobs by the size of a part. Images take
-more.
+more. Ranks make their first exchanges before.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from model.forward import ForwardBatch
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.cutoff import scratch_bytes
 from model.logit_parts import LOGIT_BYTES, rows_of_part
+from model.parallel.collective import Collective
 
 
 class DeviceMemory(Protocol):
@@ -42,6 +43,25 @@ class CudaMemory:
         taken = torch.cuda.max_memory_reserved() - before
         torch.cuda.empty_cache()
         return taken
+
+    def lasting(self, work: Callable[[], object]) -> int:
+        """Runs work, and returns the bytes that it takes for good beside torch's allocator, as libraries do."""
+        before = self._outside()
+        work()
+        return max(0, self._outside() - before)
+
+    def _outside(self) -> int:
+        """Returns the bytes of the device that torch's allocator of this process has not taken."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        return total - free - torch.cuda.memory_reserved()
+
+
+def exchange_first(collective: Collective, tokens: int, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Makes a small sum of ranks and the largest: NCCL takes its buffers at the first exchange of a kind and size."""
+    for rows in (1, tokens):
+        collective.sum(torch.zeros((rows, hidden), dtype=dtype, device=device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from model.gguf_weights import open_checkpoint
 from model.gpu.attention_backend import TritonAttention
 from model.gpu.cutoff import scratch_bytes
 from model.gpu.parts import with_kernels
-from model.gpu.working_memory import largest_step, measure_steps
+from model.gpu.working_memory import CudaMemory, largest_step, measure_steps
 from model.logit_parts import LOGIT_BYTES
 from model.parallel.collective import ONE_RANK
 from tests.model.families import checkpoints
@@ -75,6 +75,18 @@ def test_the_largest_steps_are_run(kind: str, tmp_path: Path, monkeypatch: pytes
             )  # fmt: skip
         draws = scratch_bytes(2, config.vocabulary) + 2 * config.vocabulary * LOGIT_BYTES
         assert small.sampler == max(draws, most * config.vocabulary * LOGIT_BYTES)
+
+
+def test_what_libraries_keep_is_told_from_what_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second number of a state is what torch has reserved."""
+    total, now = 1000, [(700, 100)]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (now[0][0], total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: now[0][1])
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    # Less free by 130, of which torch has 80. Then another process ends meanwhile: nothing was taken.
+    assert CudaMemory().lasting(lambda: now.insert(0, (570, 180))) == 50
+    assert CudaMemory().lasting(lambda: now.insert(0, (900, 180))) == 0
 
 
 @pytest.mark.parametrize(
