@@ -1,5 +1,9 @@
 """Metrics from the engines' stats: pages, queue and step time, of all engines of a server together."""
 
+from collections import Counter
+from functools import partial
+from threading import Lock
+
 from prometheus_client import CollectorRegistry
 
 from cache_manager.cached import LIFETIMES, Cause
@@ -61,6 +65,13 @@ COUNTERS = {
 }
 """Name and help text of each counter, by field of `EngineStats`."""
 
+COUNTED = (
+    *COUNTERS,
+    *(f"evicted_{cause.value}" for cause in Cause),
+    *(f"preemptions_{cause}" for cause in PreemptionCause),
+)
+"""Fields of `EngineStats` that are counts."""
+
 PREEMPTED_HELP = (
     "Preemptions by cause: pages (a running request lacked them), priority (for a more urgent one that waited), search "
     "(a hypothesis that waited for others), lost_copy (of the host tier)."
@@ -69,6 +80,8 @@ PREEMPTED_HELP = (
 
 class EngineMetrics:
     """Metrics of a server's engines, summed over the engines.
+
+    Sums are made at each scrape: an engine has hundreds of steps a second, and the event loop takes in each.
 
     Args:
         registry: Registry of the metrics.
@@ -82,24 +95,26 @@ class EngineMetrics:
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self.make = make = Families(registry, model_name)
         self.last_stats: dict[int, EngineStats] = {}
-        self._gauge_values: dict[str, int] = {}  # as last set: most do not change from step to step
-        self._gauges = {field: make.gauge(*named) for field, named in GAUGES.items()}
-        self._usage = make.gauge("quire_kv_cache_usage_ratio", "Part of the KV pages that is held, 0 to 1.")
+        self._past: Counter[str] = Counter()  # counts of engines that are gone, by field
+        self._leaving = Lock()  # a scrape finds the counts of an engine that leaves either there or here
+        for field, named in GAUGES.items():
+            make.gauge(*named, read=partial(self._now, field))
+        make.gauge("quire_kv_cache_usage_ratio", "Part of the KV pages that is held, 0 to 1.", read=self._usage)
         self._page_tokens = make.gauge("quire_kv_page_tokens", "Tokens of a KV page.")
-        causes = [cause.value for cause in Cause]
-        evicted = make.counters("quire_kv_pages_evicted", "Cached KV pages given up, by cause.", "cause", causes)
-        self._counters = {field: make.counter(*named) for field, named in COUNTERS.items()}
-        self._counters |= {f"evicted_{cause}": counter for cause, counter in evicted.items()}
-        preempted = make.counters("quire_num_preemptions_by_cause", PREEMPTED_HELP, "cause", list(PreemptionCause))
-        self._counters |= {f"preemptions_{cause}": counter for cause, counter in preempted.items()}
+        evicted = {cause.value: partial(self._count, f"evicted_{cause.value}") for cause in Cause}
+        make.read_counters("quire_kv_pages_evicted", "Cached KV pages given up, by cause.", "cause", evicted)
+        for field, (name, text) in COUNTERS.items():
+            make.read_counters(name, text, "", {"": partial(self._count, field)})
+        preempted = {cause.value: partial(self._count, f"preemptions_{cause}") for cause in PreemptionCause}
+        make.read_counters("quire_num_preemptions_by_cause", PREEMPTED_HELP, "cause", preempted)
         self._lifetimes = make.counted(
             "quire_kv_page_lifetime_seconds", "Time from a page's publication until its place was needed.", LIFETIMES
         )
         self._starts = make.counter(
             "quire_engine_starts", "Engines that became ready: the first one, and its successors."
         )
-        self._step_time = make.histogram("quire_step_duration_seconds", "Time from a step's plan to its result.", STEP)
-        self._overhead = make.histogram(
+        self._step_time = make.counted("quire_step_duration_seconds", "Time from a step's plan to its result.", STEP)
+        self._overhead = make.counted(
             "quire_step_overhead_seconds", "Time to plan a step, to pack it and to take in its result.", OVERHEAD
         )
 
@@ -111,14 +126,17 @@ class EngineMetrics:
             engine: Number of the engine, of a first one or of a successor.
             page_size: Tokens of a page, the same for all engines.
         """
+        self.gone(engine)
         self._starts.inc()
         self._page_tokens.set(page_size)
-        self.stats(EngineStats(pages_total=pages), engine)
+        self.last_stats[engine] = EngineStats(pages_total=pages)
 
     def gone(self, engine: int) -> None:
         """Takes an engine out of the gauges; the counters keep its counts."""
-        self.last_stats.pop(engine, None)
-        self._set_gauges()
+        with self._leaving:
+            last = self.last_stats.pop(engine, EngineStats())
+            for field in COUNTED:
+                self._past[field] += getattr(last, field)
 
     def step(self, outputs: StepOutputs, engine: int = 0) -> None:
         for seconds in outputs.step_seconds:
@@ -128,25 +146,24 @@ class EngineMetrics:
         self.stats(outputs.stats, engine)
 
     def stats(self, stats: EngineStats, engine: int = 0) -> None:
-        """Sets the gauges to the sums over all engines, and adds the growth of an engine's counts to the counters."""
+        """Takes in the newest stats of an engine."""
         before = self.last_stats.get(engine, EngineStats())
         self.last_stats[engine] = stats
-        self._set_gauges()
-        for name, counter in self._counters.items():
-            if (more := getattr(stats, name) - getattr(before, name)) > 0:
-                counter.inc(more)
         if stats.lifetimes != before.lifetimes and stats.lifetimes:  # an engine that has just come has none
             old = before.lifetimes or (0,) * len(stats.lifetimes)
             more_lived = [max(0, n - m) for n, m in zip(stats.lifetimes, old, strict=True)]
             self._lifetimes.add(more_lived, max(0.0, stats.lifetime_seconds - before.lifetime_seconds))
 
-    def _set_gauges(self) -> None:
-        engines = list(self.last_stats.values())
-        for name, gauge in self._gauges.items():
-            values = [getattr(engine, name) for engine in engines]
-            now = max(values, default=0) if name == "page_bytes" else sum(values)
-            if self._gauge_values.get(name) != now:
-                self._gauge_values[name] = now
-                gauge.set(now)
-        used, total = self._gauge_values["pages_used"], self._gauge_values["pages_total"]
-        self._usage.set(used / total if total else 0.0)
+    def _now(self, field: str) -> int:
+        """Returns a gauge's value: the sum over engines, which all have pages of one size."""
+        values = [getattr(stats, field) for stats in list(self.last_stats.values())]
+        return max(values, default=0) if field == "page_bytes" else sum(values)
+
+    def _usage(self) -> float:
+        total = self._now("pages_total")
+        return self._now("pages_used") / total if total else 0.0
+
+    def _count(self, field: str) -> int:
+        """Returns a counter's value, over engines that are gone too."""
+        with self._leaving:
+            return self._past[field] + sum(getattr(stats, field) for stats in list(self.last_stats.values()))

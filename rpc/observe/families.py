@@ -1,15 +1,32 @@
 """Makes metric families that all have the label model_name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from rpc.observe.histogram import CountedHistogram
 
 C = TypeVar("C", bound=Collector)
+
+
+class ReadCounters(Collector):
+    """Counters of one metric whose values are read at each scrape. See `Families.read_counters`."""
+
+    def __init__(
+        self, name: str, text: str, model_name: str, label: str, reads: Mapping[str, Callable[[], float]]
+    ) -> None:
+        self._name, self._text, self._model_name, self._label, self._reads = name, text, model_name, label, reads
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        labels = ["model_name", self._label] if self._label else ["model_name"]
+        family = CounterMetricFamily(self._name, self._text, labels=labels)
+        for value, read in self._reads.items():
+            family.add_metric([self._model_name, value] if self._label else [self._model_name], read())
+        yield family
 
 
 class Families:
@@ -42,6 +59,17 @@ class Families:
 
     def counter(self, name: str, text: str) -> Counter:
         return self._keep(name, Counter(name, text, ["model_name"], registry=None)).labels(self._model)
+
+    def read_counters(self, name: str, text: str, label: str, reads: Mapping[str, Callable[[], float]]) -> None:
+        """Makes a counter for each value of another label, or one alone, whose values are read at each scrape.
+
+        Args:
+            name: Name of the metric.
+            text: Help text.
+            label: Name of the other label; "" for none.
+            reads: By value of that label, what returns the count, on any thread. Without a label it has the key "".
+        """
+        self._keep(name, ReadCounters(name, text, self._model, label, reads))
 
     def counters(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
         """Makes a counter for each value of another label."""

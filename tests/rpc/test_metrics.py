@@ -66,9 +66,14 @@ def test_preemptions_are_counted_by_cause_and_in_all() -> None:
 
 def test_counters_add_what_is_new_and_survive_an_engine_that_starts_again() -> None:
     metrics = Metrics("demo")
-    for steps in (5, 5, 9, 2, 4):
+    for steps in (5, 5, 9):
         metrics.engines.stats(EngineStats(steps=steps))
-    assert metrics.registry.get_sample_value("quire_engine_steps_total", {"model_name": "demo"}) == 11
+    metrics.engine_attached(9)
+    for steps in (2, 4):
+        metrics.engines.stats(EngineStats(steps=steps))
+    assert metrics.registry.get_sample_value("quire_engine_steps_total", {"model_name": "demo"}) == 13
+    metrics.engine_gone(0)
+    assert metrics.registry.get_sample_value("quire_engine_steps_total", {"model_name": "demo"}) == 13
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
