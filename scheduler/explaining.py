@@ -142,8 +142,10 @@ class Explanation:
             else:
                 self._committed(call.outputs)
             self._look(planned=call.outputs is None)
+        # One that was cancelled while the last step ran: its end would be reported with that step.
+        ends = {end.attempt: end.reason.value for end in self.replay.scheduler.pending_ends if not end.more}
         for attempt in list(self._open):
-            self._close(attempt, "")
+            self._close(attempt, ends.get(attempt, ""))
 
     def slowest(self) -> list[RequestTimeline]:
         """Returns the timelines by latency, the longest first."""

@@ -1,5 +1,6 @@
 """The intervals of a request add up to its latency, and say what it waited for."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -148,6 +149,17 @@ def test_an_attempt_that_is_open_at_the_end_is_explained_up_to_it(asked: int | N
     found = Explanation(Recording.parse(drive.lines[:8]), asked)
     assert found.timelines[1].ended == ""
     assert found.timelines[1].latency == 3 * NANOSECONDS
+
+
+def test_a_cancelled_one_has_its_end_though_a_part_ends_before_that_is_reported() -> None:
+    """The cancels of a turn come in two calls, between which a part ends."""
+    come = [Arrival(number, 0, make_request(number, 1, number), cancel=1) for number in (2, 3)]
+    workload = Workload((Arrival(1, 0, make_request(1, 1, 1)), *come), make_layout(3), 8, SchedulerSettings(3, 1))
+    drive = RecordedDriver(replace(workload, amid=True), steps=1)
+    drive.run()
+    parts = [Explanation(Recording.parse(lines)) for lines in drive.recorded.parts]
+    told = [[part.timelines[number].ended for part in parts if number in part.timelines] for number in (1, 2, 3)]
+    assert told == [["length"], ["", "finished"], ["", "", "finished"]]
 
 
 @settings(max_examples=examples(40), deadline=None)
