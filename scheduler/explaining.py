@@ -142,7 +142,7 @@ class Explanation:
             else:
                 self._committed(call.outputs)
             self._look(planned=call.outputs is None)
-        # One that was cancelled while the last step ran: its end would be reported with that step.
+        # Of those cancelled in the last call: the commit that reports their ends is in the next part, if anywhere.
         ends = {end.attempt: end.reason.value for end in self.replay.scheduler.pending_ends if not end.more}
         for attempt in list(self._open):
             self._close(attempt, ends.get(attempt, ""))

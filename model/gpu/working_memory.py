@@ -2,7 +2,7 @@
 
 The largest steps of text are run once before the pool is allocated, on a page of their own, as vLLM does it. What the
 sampler takes is computed: that of draws by their number, that of prompts' logprobs by the size of a part. Images take
-more. Ranks make their first exchanges before.
+more. Ranks then make their first exchanges, whose buffers are measured.
 """
 
 from collections.abc import Callable
